@@ -1,0 +1,14 @@
+# plait_options: what every target of the project is compiled with.
+add_library(plait_options INTERFACE)
+target_include_directories(plait_options INTERFACE ${CMAKE_SOURCE_DIR})
+# missing-field-initializers is off: designated initialisers that leave defaulted members out are the house style.
+target_compile_options(plait_options INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wnon-virtual-dtor
+  -Woverloaded-virtual -Wnull-dereference -Wno-missing-field-initializers)
+if(PLAIT_WERROR)
+  target_compile_options(plait_options INTERFACE -Werror)
+endif()
+if(PLAIT_SANITIZE)
+  target_compile_options(plait_options INTERFACE -fsanitize=${PLAIT_SANITIZE} -fno-omit-frame-pointer -g1)
+  target_link_options(plait_options INTERFACE -fsanitize=${PLAIT_SANITIZE})
+endif()

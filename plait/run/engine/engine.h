@@ -1,0 +1,96 @@
+#pragma once
+
+#include <ATen/core/TensorBody.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plait/base/ids.h"
+#include "plait/base/result.h"
+#include "plait/ir/program.h"
+#include "plait/run/model/config.h"
+#include "plait/run/model/parameters.h"
+#include "plait/run/model/stage_module.h"
+#include "plait/verify/verify.h"
+
+namespace plait {
+
+enum class OptimizerKind : std::uint8_t { kAdamW, kSgd };
+enum class DecayRule : std::uint8_t { kMatricesOnly, kAll };  ///< which tensors weight decay applies to
+
+struct OptimizerOptions {
+  OptimizerKind kind = OptimizerKind::kAdamW;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  DecayRule decay = DecayRule::kMatricesOnly;
+  std::optional<double> clip = 1.0;  ///< global norm; none = no clipping
+};
+
+struct EngineOptions {
+  ComputeType type = ComputeType::kFloat32;
+  OptimizerOptions optimizer;
+  double timeout_seconds = 60;        ///< a peer silent for longer ends the step
+  int slice_tokens_multiple = 1;
+};
+
+/// The data of one micro-batch: rows of equal length.
+struct Microbatch {
+  at::Tensor tokens;   ///< [B, T] int64
+  at::Tensor targets;  ///< [B, T] int64, kIgnoredTarget where masked
+};
+
+/// One executed instruction of one rank.
+struct TraceEvent {
+  int position = 0;    ///< index into the rank's row of the program
+  Nanos start;         ///< since the start of the step
+  Nanos end;
+  Bytes moved;         ///< bytes handed over, for sends and collectives
+};
+
+struct StepResult {
+  double loss = 0;                                   ///< mean over the valid tokens of the step, before the update
+  double grad_norm = 0;                              ///< global norm before clipping
+  std::int64_t valid_tokens = 0;
+  Nanos duration;
+  std::vector<std::vector<TraceEvent>> trace;        ///< per rank, in row order
+  std::vector<Bytes> peak_bytes;                     ///< per rank, highest since the engine was made
+  std::vector<Bytes> bytes_moved;                    ///< per rank, sent in this step
+};
+
+/// State of one parameter that a checkpoint holds, keyed by Hugging Face name.
+struct ParameterState {
+  at::Tensor master;
+  std::map<std::string, at::Tensor> moments;  ///< "exp_avg", "exp_avg_sq" for AdamW; empty for SGD
+};
+
+/// Executes a verified program with one thread per rank. Interprets instructions only: no schedule is known here.
+class Engine {
+ public:
+  static Result<std::unique_ptr<Engine>> create(VerifiedProgram program, const ModelConfig& config, const EngineOptions& options);
+  virtual ~Engine() = default;
+
+  [[nodiscard]] virtual const Program& program() const = 0;
+
+  /// Same initial weights for every layout.
+  virtual void initialize(std::uint64_t seed) = 0;
+  /// Sets weights (and moments) by name; every name of the model must be there, none else.
+  virtual Result<> load(const std::map<std::string, ParameterState>& state, std::int64_t steps_done) = 0;
+  /// Copies of everything, whole tensors by name.
+  [[nodiscard]] virtual std::map<std::string, ParameterState> save() const = 0;
+
+  /// One training step over exactly num_microbatches micro-batches.
+  /// \errors kTransport, kTimeout with rank, op, peer and waited time; the engine is dead afterwards
+  virtual Result<StepResult> train_step(const std::vector<Microbatch>& microbatches, double learning_rate) = 0;
+  /// Gradients of the last train_step by name, summed over uses and before clipping; needs `keep_grads(true)`-like
+  /// inspection: kept until the next step.
+  [[nodiscard]] virtual std::map<std::string, at::Tensor> last_gradients() const = 0;
+};
+
+}  // namespace plait

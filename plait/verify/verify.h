@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plait/base/result.h"
+#include "plait/ir/program.h"
+
+namespace plait {
+
+/// How transfers behave while a program is replayed (DESIGN section 3).
+enum class TransferRule : std::uint8_t {
+  kBuffered,    ///< a Send never blocks; its wait blocks until the receive is posted
+  kBounded,     ///< as buffered, with `buffers` slots per ordered pair of ranks; a Send blocks while all are taken
+  kRendezvous,  ///< Send and Recv both block until matched; waits are ignored
+};
+
+struct VerifyOptions {
+  TransferRule transfers = TransferRule::kBuffered;
+  int buffers = 1;                                   ///< slots of kBounded
+  std::optional<std::vector<int>> activation_limit;  ///< per rank: most live stashes allowed
+};
+
+/// One thing that is wrong: stable rule id ("verify.backward_before_forward"), where, and a message in the words of
+/// DESIGN section 8.
+struct Finding {
+  std::string rule;
+  std::optional<RankId> rank;
+  std::optional<int> position;  ///< index into the rank's row
+  std::string message;          ///< where, op, expected against found, the fix
+  friend bool operator==(const Finding&, const Finding&) = default;
+};
+
+/// Replays a program symbolically under one transfer rule and reports everything that is wrong; empty = proved.
+/// Never modifies.
+std::vector<Finding> verify(const Program& program, const VerifyOptions& options = {});
+
+/// Lowers, then verifies; what lowering finds is a finding too.
+std::vector<Finding> verify(const Schedule& schedule, const VerifyOptions& options = {});
+
+/// A program that passed verify under buffered transfers. The executor takes nothing else.
+class VerifiedProgram {
+ public:
+  [[nodiscard]] const Program& program() const { return program_; }
+
+ private:
+  friend Result<VerifiedProgram> prove(Program program);
+  explicit VerifiedProgram(Program program) : program_(std::move(program)) {}
+  Program program_;
+};
+
+/// \errors kInvalidSchedule with the first findings and how many there are
+Result<VerifiedProgram> prove(Program program);
+
+}  // namespace plait
