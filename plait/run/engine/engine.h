@@ -64,6 +64,14 @@ struct StepResult {
   std::vector<Bytes> bytes_moved;                    ///< per rank, sent in this step
 };
 
+/// Outcome of one forward-only pass.
+struct EvalResult {
+  double loss_sum = 0;             ///< summed cross entropy over the valid tokens
+  std::int64_t valid_tokens = 0;
+  Nanos duration;
+  friend bool operator==(const EvalResult&, const EvalResult&) = default;
+};
+
 /// State of one parameter that a checkpoint holds, keyed by Hugging Face name.
 struct ParameterState {
   at::Tensor master;
@@ -88,6 +96,10 @@ class Engine {
   /// One training step over exactly num_microbatches micro-batches.
   /// \errors kTransport, kTimeout with rank, op, peer and waited time; the engine is dead afterwards
   virtual Result<StepResult> train_step(const std::vector<Microbatch>& microbatches, double learning_rate) = 0;
+  /// One forward-only pass of `forward` (Mode::kForward) on the engine's weights, which stay as they are. Its stages, their
+  /// homes and its ranks are those of the engine's own program; its number of micro-batches is its own.
+  /// \errors as train_step; kInvalidSchedule if the layouts do not fit
+  virtual Result<EvalResult> eval_step(const VerifiedProgram& forward, const std::vector<Microbatch>& microbatches) = 0;
   /// Gradients of the last train_step by name, summed over uses and before clipping; needs `keep_grads(true)`-like
   /// inspection: kept until the next step.
   [[nodiscard]] virtual std::map<std::string, at::Tensor> last_gradients() const = 0;
