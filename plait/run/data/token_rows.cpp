@@ -1,0 +1,154 @@
+#include "plait/run/data/token_rows.h"
+
+#include <nlohmann/json.hpp>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <utility>
+
+namespace plait {
+namespace {
+
+using nlohmann::json;
+
+Result<std::string> read_bytes(const std::filesystem::path& file) {
+  std::error_code ec;
+  const auto status = std::filesystem::status(file, ec);
+  if (!std::filesystem::exists(status))
+    return make_error(ErrorCode::kIo, "data.missing", "{}: no such file", file.string());
+  if (std::filesystem::is_directory(status))
+    return make_error(ErrorCode::kIo, "data.missing", "{}: a folder, but a file is needed", file.string());
+  std::ifstream in(file, std::ios::binary);
+  if (!in) return make_error(ErrorCode::kIo, "data.missing", "{}: cannot be opened for reading", file.string());
+  std::string bytes;
+  std::array<char, 1U << 16U> chunk{};
+  while (in.read(chunk.data(), chunk.size()) || in.gcount() > 0)
+    bytes.append(chunk.data(), static_cast<std::size_t>(in.gcount()));
+  if (in.bad()) return make_error(ErrorCode::kIo, "data.missing", "{}: reading failed", file.string());
+  if (bytes.empty()) return make_error(ErrorCode::kIo, "data.empty", "{}: the file is empty", file.string());
+  return bytes;
+}
+
+template <class Word>
+std::vector<TokenId> words_to_ids(std::string_view bytes) {
+  std::vector<TokenId> ids(bytes.size() / sizeof(Word));
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    std::uint32_t id = 0;
+    for (std::size_t b = 0; b < sizeof(Word); ++b)
+      id |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[i * sizeof(Word) + b])) << (8 * b);
+    // Above 2^31 - 1 the id turns negative, which no vocabulary holds.
+    std::memcpy(&ids[i], &id, sizeof id);
+  }
+  return ids;
+}
+
+Error json_error(const std::filesystem::path& file, std::string_view what) {
+  return make_error(ErrorCode::kIo, "data.json",
+                    "{}: {}; expected {{\"tokens\": [[1, 2, 3], ...]}} with rows of equal "
+                    "length",
+                    file.string(), what);
+}
+
+/// Appends one row of `mask` as an entry per token; a row of one entry per target gets one for the first token.
+Result<> append_counts(const std::filesystem::path& file, const json& row, std::size_t row_idx, TokenRows& rows) {
+  const auto row_size = static_cast<std::size_t>(rows.row_size);
+  if (!row.is_array() || (row.size() != row_size && row.size() + 1 != row_size))
+    return json_error(file,
+                      fmt::format("row {} of \"mask\" must have {} or {} entries", row_idx, row_size, row_size - 1));
+  if (row.size() + 1 == row_size) rows.counts.push_back(1);
+  for (const json& entry : row) {
+    if (entry.is_boolean()) {
+      rows.counts.push_back(entry.get<bool>() ? 1 : 0);
+    } else if (entry.is_number_integer() && (entry == 0 || entry == 1)) {
+      rows.counts.push_back(static_cast<std::uint8_t>(entry.get<int>()));
+    } else {
+      return json_error(file, fmt::format("row {} of \"mask\" holds {}, not 0 or 1", row_idx, entry.dump()));
+    }
+  }
+  return {};
+}
+
+Result<> append_tokens(const std::filesystem::path& file, const json& row, std::size_t row_idx, TokenRows& rows) {
+  if (!row.is_array()) return json_error(file, fmt::format("row {} of \"tokens\" is no list", row_idx));
+  if (row.size() < 2)
+    return json_error(file, fmt::format("row {} has {} tokens, two are the least", row_idx, row.size()));
+  if (row_idx == 0) rows.row_size = rows.stride = static_cast<std::int64_t>(row.size());
+  if (static_cast<std::int64_t>(row.size()) != rows.row_size)
+    return json_error(file, fmt::format("row {} has {} tokens, row 0 has {}", row_idx, row.size(), rows.row_size));
+  for (const json& id : row) {
+    const bool fits = id.is_number_integer() && id >= 0 && id <= std::numeric_limits<TokenId>::max();
+    if (!fits) return json_error(file, fmt::format("row {} holds {}, not a token id", row_idx, id.dump()));
+    rows.tokens.push_back(id.get<TokenId>());
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<TokenRows> cut_rows(std::vector<TokenId> tokens, std::int64_t seq, std::string source) {
+  if (tokens.empty()) return make_error(ErrorCode::kIo, "data.empty", "{}: holds no token", source);
+  const auto num_tokens = static_cast<std::int64_t>(tokens.size());
+  if (num_tokens < seq + 1)
+    return make_error(ErrorCode::kIo, "data.short",
+                      "{}: {} tokens, but one sequence of --seq {} takes {}; give a longer text or a smaller --seq",
+                      source, num_tokens, seq, seq + 1);
+  return TokenRows{.source = std::move(source),
+                   .tokens = std::move(tokens),
+                   .stride = seq,
+                   .row_size = seq + 1,
+                   .num_rows = (num_tokens - 1) / seq};
+}
+
+Result<std::vector<TokenId>> read_text(const std::filesystem::path& file, const Tokenizer& tokenizer) {
+  PLAIT_TRY(const std::string bytes, read_bytes(file));
+  return tokenizer.encode(bytes);
+}
+
+Result<std::vector<TokenId>> read_bin(const std::filesystem::path& file, BinType type) {
+  PLAIT_TRY(const std::string bytes, read_bytes(file));
+  const std::size_t width = type == BinType::kUint16 ? 2 : 4;
+  if (bytes.size() % width != 0)
+    return make_error(ErrorCode::kIo, "data.size",
+                      "{}: {} bytes are no whole number of {}-byte token ids; see --bin-dtype", file.string(),
+                      bytes.size(), width);
+  return type == BinType::kUint16 ? words_to_ids<std::uint16_t>(bytes) : words_to_ids<std::uint32_t>(bytes);
+}
+
+Result<TokenRows> read_json_rows(const std::filesystem::path& file) {
+  PLAIT_TRY(const std::string bytes, read_bytes(file));
+  const json document = json::parse(bytes, nullptr, /*allow_exceptions=*/false);
+  if (document.is_discarded()) return json_error(file, "not JSON");
+  if (!document.is_object() || !document.contains("tokens")) return json_error(file, "no key \"tokens\"");
+  const json& token_rows = document["tokens"];
+  if (!token_rows.is_array() || token_rows.empty()) return json_error(file, "\"tokens\" is no list of rows");
+  TokenRows rows{.source = file.string(), .num_rows = static_cast<std::int64_t>(token_rows.size())};
+  for (std::size_t i = 0; i < token_rows.size(); ++i) PLAIT_TRY_VOID(append_tokens(file, token_rows[i], i, rows));
+  if (document.contains("mask")) {
+    const json& mask = document["mask"];
+    if (!mask.is_array() || mask.size() != token_rows.size())
+      return json_error(file, fmt::format("\"mask\" must have {} rows", token_rows.size()));
+    for (std::size_t i = 0; i < mask.size(); ++i) PLAIT_TRY_VOID(append_counts(file, mask[i], i, rows));
+  }
+  return rows;
+}
+
+Result<> check_vocabulary(std::span<const TokenId> tokens, std::int64_t vocab_size, std::string_view source) {
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i] < 0 || tokens[i] >= vocab_size) [[unlikely]]
+      return make_error(
+          ErrorCode::kIo, "data.vocabulary",
+          "{}: token {} has id {}, but the model's vocabulary ends at {}; use the tokens this model was made for",
+          source, i, static_cast<std::uint32_t>(tokens[i]), vocab_size - 1);
+  return {};
+}
+
+Split split_rows(std::int64_t num_rows, double validation_fraction) {
+  const auto num_validation =
+      static_cast<std::int64_t>(std::floor(static_cast<double>(num_rows) * validation_fraction));
+  return Split{.num_train = num_rows - num_validation, .num_validation = num_validation};
+}
+
+}  // namespace plait
