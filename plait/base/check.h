@@ -19,8 +19,8 @@ class InternalError : public std::logic_error {
 
 /// Always on. For states that no input can reach; a user's mistake is an Error value instead.
 ///     PLAIT_CHECK(row < rows.size(), "row {} of {}", row, rows.size());
-#define PLAIT_CHECK(condition, ...)                                                          \
-  do {                                                                                       \
-    if (!(condition)) [[unlikely]]                                                           \
-      ::plait::fail_check(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__));    \
+#define PLAIT_CHECK(condition, ...)                                                       \
+  do {                                                                                    \
+    if (!(condition)) [[unlikely]]                                                        \
+      ::plait::fail_check(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__)); \
   } while (false)

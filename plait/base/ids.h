@@ -47,8 +47,14 @@ class Quantity {
   friend constexpr Quantity operator*(Rep a, Quantity b) { return Quantity(a * b.value_); }
   friend constexpr Rep operator/(Quantity a, Quantity b) { return a.value_ / b.value_; }
   friend constexpr Quantity operator/(Quantity a, Rep b) { return Quantity(a.value_ / b); }
-  constexpr Quantity& operator+=(Quantity b) { value_ += b.value_; return *this; }
-  constexpr Quantity& operator-=(Quantity b) { value_ -= b.value_; return *this; }
+  constexpr Quantity& operator+=(Quantity b) {
+    value_ += b.value_;
+    return *this;
+  }
+  constexpr Quantity& operator-=(Quantity b) {
+    value_ -= b.value_;
+    return *this;
+  }
 
  private:
   Rep value_ = 0;

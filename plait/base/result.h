@@ -1,13 +1,13 @@
 #pragma once
 
+#include "plait/base/check.h"
+
 #include <fmt/format.h>
 
 #include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
-
-#include "plait/base/check.h"
 
 namespace plait {
 
@@ -53,15 +53,24 @@ Error make_error(ErrorCode code, std::string_view rule, fmt::format_string<Args.
 template <class T = void>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}       // NOLINT(google-explicit-constructor)
-  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}   // NOLINT(google-explicit-constructor)
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}      // NOLINT(google-explicit-constructor)
+  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(google-explicit-constructor)
 
   [[nodiscard]] bool has_value() const { return state_.index() == 0; }
   explicit operator bool() const { return has_value(); }
 
-  T& value() & { require(); return std::get<0>(state_); }
-  const T& value() const& { require(); return std::get<0>(state_); }
-  T&& value() && { require(); return std::get<0>(std::move(state_)); }
+  T& value() & {
+    require();
+    return std::get<0>(state_);
+  }
+  const T& value() const& {
+    require();
+    return std::get<0>(state_);
+  }
+  T&& value() && {
+    require();
+    return std::get<0>(std::move(state_));
+  }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
   T&& operator*() && { return std::move(*this).value(); }
@@ -92,16 +101,19 @@ class [[nodiscard]] Result<void> {
 
 }  // namespace plait
 
+// `declaration` cannot stand in brackets.
+// NOLINTBEGIN(bugprone-macro-parentheses)
 #define PLAIT_CONCAT_INNER(a, b) a##b
 #define PLAIT_CONCAT(a, b) PLAIT_CONCAT_INNER(a, b)
 /// In .cpp files only. `PLAIT_TRY(auto x, f());` declares x from the value of f(), or returns its error.
-#define PLAIT_TRY(declaration, expression)                                  \
-  auto PLAIT_CONCAT(plait_try_, __LINE__) = (expression);                   \
-  if (!PLAIT_CONCAT(plait_try_, __LINE__)) [[unlikely]]                     \
-    return PLAIT_CONCAT(plait_try_, __LINE__).error();                      \
+#define PLAIT_TRY(declaration, expression)                \
+  auto PLAIT_CONCAT(plait_try_, __LINE__) = (expression); \
+  if (!PLAIT_CONCAT(plait_try_, __LINE__)) [[unlikely]]   \
+    return PLAIT_CONCAT(plait_try_, __LINE__).error();    \
   declaration = *std::move(PLAIT_CONCAT(plait_try_, __LINE__))
 /// The same for a Result<void>.
-#define PLAIT_TRY_VOID(expression)                                                                   \
-  do {                                                                                               \
-    if (auto plait_try_result = (expression); !plait_try_result) return plait_try_result.error();    \
+#define PLAIT_TRY_VOID(expression)                                                                \
+  do {                                                                                            \
+    if (auto plait_try_result = (expression); !plait_try_result) return plait_try_result.error(); \
   } while (false)
+// NOLINTEND(bugprone-macro-parentheses)

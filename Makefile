@@ -1,0 +1,63 @@
+# The commands a person types. Everything here may be run again at any time; only what is missing or changed is done.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+JOBS ?= $(shell nproc)
+ARGS ?=
+BIN := build/release/bin
+# Test presets of `make sanitize`; and which tests it runs.
+SANITIZERS ?= asan-ubsan tsan
+SANITIZE_LABELS ?= ^(unit|dist)$$
+
+.PHONY: help setup build train test lint format bench oracle sanitize fuzz clean
+
+help:  ## say what the targets do
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup:  ## install what is missing: compilers and libraries from Debian, libtorch from PyPI
+	@scripts/setup build
+
+build: setup  ## build plait and plait-run into build/release/bin
+	@echo "make: configuring and building build/release (preset release)"
+	@cmake --preset release >build/release.configure.log 2>&1 || { cat build/release.configure.log; exit 1; }
+	@cmake --build --preset release --parallel $(JOBS) --target plait plait-run
+	@echo "make: built $(BIN)/plait and $(BIN)/plait-run"
+
+train: build  ## train a small model on the King James Bible over two ranks (flags: make train ARGS="--steps 100")
+	@echo "make: $(BIN)/plait train $(ARGS)"
+	@$(BIN)/plait train $(ARGS)
+
+test: build  ## build and run all tests
+	@echo "make: building the tests"
+	@cmake --build --preset release --parallel $(JOBS)
+	@ctest --preset release --parallel $(JOBS)
+
+lint:  ## formatting, house rules and clang-tidy; results of unchanged files are kept in build/lint-cache
+	@scripts/setup build lint
+	@scripts/lint --jobs $(JOBS)
+
+format:  ## rewrite our sources with clang-format
+	@scripts/setup lint
+	@git ls-files -z --cached --others --exclude-standard -- '*.h' '*.cpp' | xargs -0 clang-format -i
+	@echo "make: formatted"
+
+bench: build  ## build and run the benchmarks (flags: make bench ARGS="--benchmark_filter=verify")
+	@cmake --build --preset release --parallel $(JOBS)
+	@for program in $(BIN)/*_bench; do \
+	  [[ -x $$program ]] || { echo "make: no benchmark program in $(BIN)" >&2; exit 1; }; \
+	  echo "make: $$program"; $$program $(ARGS); done
+
+oracle:  ## compare with full PyTorch and transformers, in an environment of their own (.venv-oracle)
+	@scripts/setup oracle
+	@shopt -s nullglob; for check in tests/oracle/*.py; do \
+	  echo "make: $$check"; .venv-oracle/bin/python $$check $(ARGS); done
+
+sanitize: setup  ## run the unit and dist tests under the address, undefined-behaviour and thread sanitizers
+	@for preset in $(SANITIZERS); do \
+	  echo "make: preset $$preset"; \
+	  cmake --preset $$preset >/dev/null; \
+	  cmake --build --preset $$preset --parallel $(JOBS); \
+	  ctest --preset $$preset --parallel $(JOBS) -L '$(SANITIZE_LABELS)'; done
+
+clean:  ## remove everything that was built here
+	rm -rf build
