@@ -1,11 +1,13 @@
-#include <algorithm>
-
 #include "plait/schedules/common.h"
+
+#include <algorithm>
 
 namespace plait {
 namespace {
 
-Result<> supports(const ScheduleShape& shape) { return check_plain("1f1b", shape); }
+Result<> supports(const ScheduleShape& shape) {
+  return check_plain("1f1b", shape);
+}
 
 Result<Schedule> build(const ScheduleShape& shape) {
   const int p = shape.ranks;

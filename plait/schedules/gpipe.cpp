@@ -3,7 +3,9 @@
 namespace plait {
 namespace {
 
-Result<> supports(const ScheduleShape& shape) { return check_plain("gpipe", shape); }
+Result<> supports(const ScheduleShape& shape) {
+  return check_plain("gpipe", shape);
+}
 
 Result<Schedule> build(const ScheduleShape& shape) {
   const int num_microbatches = *shape.microbatches;

@@ -1,10 +1,10 @@
+#include "plait/schedules/schedule_info.h"
+
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
-
-#include "plait/schedules/schedule_info.h"
 
 namespace plait {
 namespace {
@@ -37,7 +37,9 @@ ScheduleRegistrar::ScheduleRegistrar(const ScheduleInfo& info) {
 
 }  // namespace detail
 
-const std::vector<const ScheduleInfo*>& all_schedules() { return registry(); }
+const std::vector<const ScheduleInfo*>& all_schedules() {
+  return registry();
+}
 
 Result<const ScheduleInfo*> find_schedule(std::string_view name) {
   const std::string wanted = lower_case(name);
@@ -46,7 +48,8 @@ Result<const ScheduleInfo*> find_schedule(std::string_view name) {
     if (info->name == wanted) return info;
     known += (known.empty() ? "" : ", ") + std::string(info->name);
   }
-  return make_error(ErrorCode::kInvalidArgument, "schedule.unknown", "no schedule is named '{}'; there are: {}", name, known);
+  return make_error(ErrorCode::kInvalidArgument, "schedule.unknown", "no schedule is named '{}'; there are: {}", name,
+                    known);
 }
 
 Result<Schedule> build_schedule(std::string_view name, const ScheduleShape& shape) {

@@ -1,12 +1,12 @@
 #pragma once
 
+#include "plait/base/result.h"
+#include "plait/ir/program.h"
+
 #include <cstdint>
 #include <optional>
 #include <string_view>
 #include <vector>
-
-#include "plait/base/result.h"
-#include "plait/ir/program.h"
 
 namespace plait {
 
@@ -47,14 +47,14 @@ struct ScheduleShape {
   QkvPlace qkv = QkvPlace::kPre;
   Squeeze squeeze = Squeeze::kFull;
   SliceCut slice_cut = SliceCut::kEqualTokens;
-  OpTimes times;                      ///< for schedules that are built from times
-  std::optional<int> memory_limit;    ///< peak activations per rank, in micro-batches of a 1/p stage
+  OpTimes times;                    ///< for schedules that are built from times
+  std::optional<int> memory_limit;  ///< peak activations per rank, in micro-batches of a 1/p stage
 };
 
 /// Closed forms of a schedule for a shape, in ticks of shape.times, zero transfer time. Unset = no closed form is stated.
 struct Expectation {
-  std::optional<Ticks> makespan;      ///< first start to last end over all ranks
-  std::optional<Ticks> max_idle;      ///< largest idle time between a rank's own first and last op
+  std::optional<Ticks> makespan;  ///< first start to last end over all ranks
+  std::optional<Ticks> max_idle;  ///< largest idle time between a rank's own first and last op
   /// Per rank, in units of 1/(v k) micro-batch of a 1/p stage: taken at F, released at BW or W.
   std::optional<std::vector<int>> peak_activation_units;
   std::optional<std::int64_t> sends;  ///< point-to-point messages of one step, all ranks
@@ -62,14 +62,14 @@ struct Expectation {
 
 /// One system. Each lives in one file of this folder and registers itself there.
 struct ScheduleInfo {
-  std::string_view name;     ///< stable, lower-case
-  std::string_view summary;  ///< one line
-  std::string_view needs;    ///< one line: which shapes it takes, e.g. "m a multiple of p"
-  std::string_view forms;    ///< one line: its closed forms, for `schedule list`
-  std::string_view source;   ///< paper and section
-  Result<> (*supports)(const ScheduleShape&) = nullptr;               ///< refuses with the fix in the message
-  Result<Schedule> (*build)(const ScheduleShape&) = nullptr;          ///< ops in the order of the paper's figure
-  Expectation (*expect)(const ScheduleShape&) = nullptr;              ///< closed forms
+  std::string_view name;                                 ///< stable, lower-case
+  std::string_view summary;                              ///< one line
+  std::string_view needs;                                ///< one line: which shapes it takes, e.g. "m a multiple of p"
+  std::string_view forms;                                ///< one line: its closed forms, for `schedule list`
+  std::string_view source;                               ///< paper and section
+  Result<> (*supports)(const ScheduleShape&) = nullptr;  ///< refuses with the fix in the message
+  Result<Schedule> (*build)(const ScheduleShape&) = nullptr;  ///< ops in the order of the paper's figure
+  Expectation (*expect)(const ScheduleShape&) = nullptr;      ///< closed forms
 };
 
 /// All registered schedules, sorted by name.
@@ -90,4 +90,7 @@ struct ScheduleRegistrar {
 }  // namespace plait
 
 /// At namespace scope of a schedule's file.
-#define PLAIT_REGISTER_SCHEDULE(info) const ::plait::detail::ScheduleRegistrar registrar_of_this_file{info}
+#define PLAIT_REGISTER_SCHEDULE(info)                               \
+  const ::plait::detail::ScheduleRegistrar registrar_of_this_file { \
+    info                                                            \
+  }
