@@ -1,0 +1,498 @@
+#include "plait/base/check.h"
+#include "plait/sim/replay.h"
+
+#include <algorithm>
+
+namespace plait::sim_detail {
+namespace {
+
+std::size_t mix(std::size_t seed, std::size_t value) {
+  return (seed ^ (value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2))) * 0xff51afd7ed558ccdULL;
+}
+
+std::size_t hash_of(const Value& value) {
+  std::size_t seed = mix(static_cast<std::size_t>(value.kind()), value.edge().index());
+  seed = mix(seed, value.microbatch().index());
+  return mix(seed, value.slice().index());
+}
+
+}  // namespace
+
+std::size_t RouteKeyHash::operator()(const RouteKey& key) const noexcept {
+  return mix(mix(hash_of(key.value), static_cast<std::size_t>(key.from)), static_cast<std::size_t>(key.to));
+}
+
+std::size_t CollectiveHash::operator()(const Collective& collective) const noexcept {
+  return mix(mix(hash_of(collective.value), static_cast<std::size_t>(collective.kind)),
+             mix(collective.ranks.index(), collective.root.index()));
+}
+
+bool Replay::valid(const Value& value) const {
+  const auto subject = static_cast<std::size_t>(value.edge().value());
+  switch (value.kind()) {
+    case ValueKind::kActivation:
+    case ValueKind::kGradient:
+      return subject < layout_.edges.size() && value.microbatch().index() < num_microbatches_ &&
+             value.slice().index() < num_slices_ &&
+             (value.kind() == ValueKind::kActivation || layout_.mode == Mode::kTrain);
+    case ValueKind::kStash:
+    case ValueKind::kWeightStash:
+    case ValueKind::kKv:
+    case ValueKind::kKvGrad:
+      return subject < layout_.stages.size() && value.microbatch().index() < num_microbatches_ &&
+             value.slice().index() < num_slices_;
+    case ValueKind::kWeight:
+    case ValueKind::kWeightGrad: return subject < layout_.groups.size();
+    case ValueKind::kNorm: return true;
+  }
+  return false;
+}
+
+EdgeCell* Replay::edge_of(const Value& value) {
+  if (!value.is_edge()) return nullptr;
+  auto& cells = value.kind() == ValueKind::kActivation ? activations_ : gradients_;
+  return &cells[edge_cell(value.edge().index(), value.microbatch(), value.slice())];
+}
+
+OpCell* Replay::stash_of(const Value& value) {
+  if (value.kind() != ValueKind::kStash && value.kind() != ValueKind::kWeightStash) return nullptr;
+  return &ops_[edge_cell(value.stage().index(), value.microbatch(), value.slice())];
+}
+
+Message& Replay::message_of(const Value& value, std::int32_t from, std::int32_t to, Role role) {
+  if (EdgeCell* cell = edge_of(value)) {
+    Message& message = cell->message;
+    if (message.from == kNobody && role != Role::kWait) {
+      message.from = from;
+      message.to = to;
+    }
+    const bool used = (role == Role::kSend && message.send_done) || (role == Role::kRecv && message.recv_done);
+    if (message.from == from && message.to == to && !used) return message;
+  }
+  Route& route = routes_[RouteKey{.value = value, .from = from, .to = to}];
+  const std::size_t index = role == Role::kSend   ? route.next_send
+                            : role == Role::kRecv ? route.next_recv
+                                                  : route.next_wait;
+  while (route.messages.size() <= index) route.messages.push_back(Message{.from = from, .to = to, .is_route = true});
+  return route.messages[index];
+}
+
+/// The lane is past the instruction: the next one of this value and channel is another message.
+Replay::Progress Replay::close(Message& message, const Value& value, Role role) {
+  if (role == Role::kSend) message.send_done = true;
+  if (role == Role::kRecv) message.recv_done = true;
+  if (message.is_route) {
+    Route& route = routes_[RouteKey{.value = value, .from = message.from, .to = message.to}];
+    ++(role == Role::kSend ? route.next_send : role == Role::kRecv ? route.next_recv : route.next_wait);
+  }
+  return Progress::kDone;
+}
+
+std::int64_t Replay::buffer_bytes(const Value& value) const {
+  const std::int64_t bytes = value_bytes(costs_, value).value();
+  const std::int64_t block = costs_.block_bytes.value();
+  return block == 1 ? bytes : (bytes + block - 1) / block * block;
+}
+
+void Replay::hold_bytes(std::size_t rank, std::int64_t bytes) {
+  Lane& lane = lanes_[rank];
+  lane.bytes += bytes;
+  if (lane.bytes > lane.peak_bytes) {
+    lane.peak_bytes = lane.bytes;
+    lane.peak_position = static_cast<int>(lane.next);
+  }
+}
+
+void Replay::stand_still(std::size_t rank, std::int64_t until) {
+  Lane& lane = lanes_[rank];
+  if (until <= lane.clock) return;
+  lane.exposed_since_op += until - lane.clock;
+  lane.clock = until;
+}
+
+std::int64_t Replay::arrival(std::int32_t from, std::int32_t to, std::int64_t now, std::int64_t bytes) {
+  if (options_.transfers == TransferMode::kFree) return now;
+  if (!ordered_) return now + costs_.latency;
+  const Cluster& cluster = *costs_.cluster;
+  const auto source = static_cast<std::size_t>(from);
+  const auto target = static_cast<std::size_t>(to);
+  const bool inside = cluster.node_of[source] == cluster.node_of[target];
+  const Link& link = inside ? cluster.inner : cluster.outer;
+  const auto port = [&](std::size_t rank) {
+    const auto ports = static_cast<std::size_t>(cluster.outer_ports);
+    return static_cast<std::size_t>(cluster.node_of[rank]) * ports + rank % ports;
+  };
+  std::int64_t& out = inside ? inner_out_[source] : outer_out_[port(source)];
+  std::int64_t& in = inside ? inner_in_[target] : outer_in_[port(target)];
+  const std::int64_t start = std::max({now, out, in});
+  const std::int64_t end = start + wire_ticks(cluster, link, Bytes{bytes});
+  out = end;
+  in = end;
+  return end + link.latency_ticks;
+}
+
+void Replay::depart(const Value& value, Message& message, std::int64_t now) {
+  const std::int64_t bytes = value_bytes(costs_, value).value();
+  message.left = now;
+  message.arrived = arrival(message.from, message.to, now, bytes);
+  message.is_moving = true;
+  ++transfers_.count;
+  transfers_.bytes += bytes;
+  if (timeline_)
+    messages_.push_back(TransferTime{.from = RankId{message.from},
+                                     .to = RankId{message.to},
+                                     .value = value,
+                                     .sent = now,
+                                     .arrived = message.arrived,
+                                     .bytes = bytes});
+}
+
+void Replay::deliver(const Value& value, const Message& message) {
+  const auto target = static_cast<std::size_t>(message.to);
+  if (EdgeCell* edge = edge_of(value)) {
+    edge->holder = message.to;
+    edge->message.arrived = message.arrived;
+    edge->message.left = message.left;
+    wake(edge->waiter, message.arrived);
+  } else if (OpCell* stash = stash_of(value)) {
+    stash->holder = message.to;
+    stash->ready = message.arrived;
+    stash->left = message.left;
+    Lane& lane = lanes_[target];
+    lane.peak_stashes = std::max(lane.peak_stashes, ++lane.stashes);
+    wake(stash->waiter, message.arrived);
+  } else if (value.is_group()) {
+    GroupCell& cell = groups_[value.group().index() * num_ranks_ + target];
+    if (value.kind() == ValueKind::kWeight) {
+      cell.present = true;
+      cell.ready = message.arrived;
+      cell.left = message.left;
+    } else {
+      ++cell.incoming;
+      cell.incoming_ready = std::max(cell.incoming_ready, message.arrived);
+      cell.incoming_left = std::max(cell.incoming_left, message.left);
+    }
+    push(message.to, message.arrived);
+  }
+}
+
+/// The sender gives its value away; it must hold it.
+Replay::Progress Replay::take_for_send(std::size_t rank, const Send& send) {
+  const auto here = static_cast<std::int32_t>(rank);
+  if (!valid(send.value) || send.peer.index() >= num_ranks_ || send.peer.index() == rank)
+    return fail(rank, "sim.unverified", "value or peer is out of range");
+  if (EdgeCell* edge = edge_of(send.value)) {
+    if (edge->holder != here) {
+      wait_on(edge->waiter, rank);
+      return Progress::kBlocked;
+    }
+    stand_still(rank, edge->message.arrived);
+    edge->holder = kNobody;
+  } else if (OpCell* stash = stash_of(send.value)) {
+    if (stash->holder != here) {
+      wait_on(stash->waiter, rank);
+      return Progress::kBlocked;
+    }
+    stand_still(rank, stash->ready);
+    stash->holder = kNobody;
+    --lanes_[rank].stashes;
+  } else if (send.value.is_group()) {
+    GroupCell& cell = groups_[send.value.group().index() * num_ranks_ + rank];
+    if (send.value.kind() == ValueKind::kWeight) {
+      if (!cell.present) return Progress::kBlocked;
+      stand_still(rank, cell.ready);
+    } else {
+      cell.partial = false;
+    }
+  }
+  return Progress::kDone;
+}
+
+Replay::Progress Replay::send(std::size_t rank, const Send& send) {
+  Lane& lane = lanes_[rank];
+  const auto here = static_cast<std::int32_t>(rank);
+  const std::int32_t peer = send.peer.value();
+  if (!valid(send.value) || send.peer.index() >= num_ranks_ || send.peer.index() == rank)
+    return fail(rank, "sim.unverified", "value or peer is out of range");
+  if (options_.transfers == TransferMode::kBounded) {
+    Channel& channel = channels_[rank * num_ranks_ + send.peer.index()];
+    if (channel.taken == options_.buffers && channel.released.empty()) {
+      channel.waiter = here;
+      return Progress::kBlocked;
+    }
+  }
+  Message& message = message_of(send.value, here, peer, Role::kSend);
+  if (!message.is_sent) {
+    if (const Progress progress = take_for_send(rank, send); progress != Progress::kDone) return progress;
+    message.is_sent = true;
+    message.left = lane.clock;
+  }
+  switch (options_.transfers) {
+    case TransferMode::kFree:
+    case TransferMode::kFixed:
+    case TransferMode::kBuffered: depart(send.value, message, lane.clock); break;
+    case TransferMode::kBounded: {
+      Channel& channel = channels_[rank * num_ranks_ + send.peer.index()];
+      if (channel.taken < options_.buffers) {
+        ++channel.taken;
+      } else {
+        stand_still(rank, channel.released.front());
+        channel.released.pop_front();
+      }
+      depart(send.value, message, lane.clock);
+      if (message.is_posted) channel.released.push_back(std::max(message.posted, message.arrived));
+      break;
+    }
+    case TransferMode::kSwaps: post(rank, &message, send.value); return close(message, send.value, Role::kSend);
+    case TransferMode::kRendezvous:
+    case TransferMode::kBlocking:
+      if (!message.is_moving) {
+        if (!message.is_posted) return Progress::kBlocked;  // the receiver wakes this rank
+        depart(send.value, message, std::max(lane.clock, message.posted));
+        deliver(send.value, message);
+        push(peer, message.left);
+      }
+      stand_still(rank, options_.transfers == TransferMode::kBlocking ? message.arrived : message.left);
+      return close(message, send.value, Role::kSend);
+  }
+  if (message.is_posted) deliver(send.value, message);
+  return close(message, send.value, Role::kSend);
+}
+
+Replay::Progress Replay::recv(std::size_t rank, const Recv& recv) {
+  Lane& lane = lanes_[rank];
+  const auto here = static_cast<std::int32_t>(rank);
+  const std::int32_t peer = recv.peer.value();
+  if (!valid(recv.value) || recv.peer.index() >= num_ranks_ || recv.peer.index() == rank)
+    return fail(rank, "sim.unverified", "value or peer is out of range");
+  Message& message = message_of(recv.value, peer, here, Role::kRecv);
+  if (!message.is_posted) {
+    message.is_posted = true;
+    message.posted = lane.clock;
+    hold_bytes(rank, buffer_bytes(recv.value));
+  }
+  switch (options_.transfers) {
+    case TransferMode::kFree:
+    case TransferMode::kFixed:
+    case TransferMode::kBuffered:
+    case TransferMode::kBounded:
+      if (message.is_sent) deliver(recv.value, message);
+      if (options_.transfers == TransferMode::kBounded && message.is_sent) {
+        Channel& channel = channels_[static_cast<std::size_t>(peer) * num_ranks_ + rank];
+        channel.released.push_back(std::max(message.posted, message.arrived));
+        wake(channel.waiter, channel.released.back());
+      }
+      if (message.sender_waits) push(peer, lane.clock);
+      return close(message, recv.value, Role::kRecv);
+    case TransferMode::kSwaps: post(rank, &message, recv.value); return close(message, recv.value, Role::kRecv);
+    case TransferMode::kRendezvous:
+    case TransferMode::kBlocking:
+      if (!message.is_moving) {
+        if (!message.is_sent) return Progress::kBlocked;  // the sender wakes this rank
+        depart(recv.value, message, std::max(lane.clock, message.left));
+        deliver(recv.value, message);
+        push(peer, message.left);
+      }
+      stand_still(rank, options_.transfers == TransferMode::kBlocking ? message.arrived : message.left);
+      return close(message, recv.value, Role::kRecv);
+  }
+  return Progress::kDone;
+}
+
+Replay::Progress Replay::wait_send(std::size_t rank, const WaitSend& wait) {
+  const auto here = static_cast<std::int32_t>(rank);
+  if (!valid(wait.value) || wait.peer.index() >= num_ranks_)
+    return fail(rank, "sim.unverified", "value or peer is out of range");
+  Message& message = message_of(wait.value, here, wait.peer.value(), Role::kWait);
+  if (!message.is_sent) return fail(rank, "sim.unverified", "waits for a send that was not issued");
+  if (!message.is_moving || !message.is_posted) {
+    message.sender_waits = true;  // the receiver wakes this rank
+    return Progress::kBlocked;
+  }
+  const bool ignored = options_.transfers == TransferMode::kRendezvous || options_.transfers == TransferMode::kBlocking;
+  if (!ignored) stand_still(rank, std::max(message.posted, message.arrived));
+  lanes_[rank].bytes -= buffer_bytes(wait.value);
+  return close(message, wait.value, Role::kWait);
+}
+
+// --- swaps ---
+
+void Replay::make_batches() {
+  struct End {
+    std::int32_t send = kNobody;
+    std::int32_t recv = kNobody;
+  };
+  std::unordered_map<RouteKey, std::vector<End>, RouteKeyHash> ends;
+  std::unordered_map<RouteKey, std::pair<std::size_t, std::size_t>, RouteKeyHash> seen;
+  batch_at_.resize(num_ranks_);
+  for (std::size_t rank = 0; rank < num_ranks_; ++rank) {
+    const Row& row = program_.rows[rank];
+    batch_at_[rank].resize(row.size(), kNobody);
+    std::int32_t peer_of_last = kNobody;
+    for (std::size_t at = 0; at < row.size(); ++at) {
+      const Send* send = std::get_if<Send>(&row[at]);
+      const Recv* recv = std::get_if<Recv>(&row[at]);
+      const std::int32_t peer = send != nullptr ? send->peer.value() : recv != nullptr ? recv->peer.value() : kNobody;
+      if (peer != kNobody) {
+        if (peer != peer_of_last) batches_.push_back(Batch{.parent = static_cast<std::int32_t>(batches_.size())});
+        const auto batch = static_cast<std::int32_t>(batches_.size()) - 1;
+        ++batches_.back().missing;
+        batch_at_[rank][at] = batch;
+        const auto here = static_cast<std::int32_t>(rank);
+        const RouteKey key{.value = send != nullptr ? send->value : recv->value,
+                           .from = send != nullptr ? here : peer,
+                           .to = send != nullptr ? peer : here};
+        auto& count = seen[key];
+        const std::size_t index = send != nullptr ? count.first++ : count.second++;
+        auto& list = ends[key];
+        if (list.size() <= index) list.resize(index + 1);
+        (send != nullptr ? list[index].send : list[index].recv) = batch;
+      }
+      peer_of_last = peer;
+    }
+  }
+  for (const auto& [key, list] : ends) {
+    for (const End& end : list) {
+      if (end.send == kNobody || end.recv == kNobody) continue;  // never moves; found as a deadlock
+      const std::int32_t a = root_of(end.send);
+      const std::int32_t b = root_of(end.recv);
+      if (a == b) continue;
+      batches_[static_cast<std::size_t>(std::max(a, b))].parent = std::min(a, b);
+      batches_[static_cast<std::size_t>(std::min(a, b))].missing +=
+          batches_[static_cast<std::size_t>(std::max(a, b))].missing;
+    }
+  }
+}
+
+std::int32_t Replay::root_of(std::int32_t batch) {
+  while (batches_[static_cast<std::size_t>(batch)].parent != batch) {
+    std::int32_t& parent = batches_[static_cast<std::size_t>(batch)].parent;
+    parent = batches_[static_cast<std::size_t>(parent)].parent;
+    batch = parent;
+  }
+  return batch;
+}
+
+void Replay::post(std::size_t rank, Message* message, const Value& value) {
+  const std::int64_t now = lanes_[rank].clock;
+  Batch& batch = batches_[static_cast<std::size_t>(root_of(batch_at_[rank][lanes_[rank].next]))];
+  batch.posted = std::max(batch.posted, now);
+  if (message->is_sent && message->is_posted) batch.messages.emplace_back(message, value);
+  if (--batch.missing > 0) return;
+  std::int64_t arrived = batch.posted;
+  for (const auto& [moved, carried] : batch.messages) {
+    depart(carried, *moved, batch.posted);
+    arrived = std::max(arrived, moved->arrived);
+  }
+  for (const auto& [moved, carried] : batch.messages) {
+    moved->arrived = arrived;
+    deliver(carried, *moved);
+    if (moved->sender_waits) push(moved->from, arrived);
+  }
+}
+
+// --- weights, gradients, collectives ---
+
+Replay::Progress Replay::weights_of(std::size_t rank, const Op& op, std::int64_t& ready, std::int64_t& left) {
+  if (op.kind == OpKind::kBackwardWeight) return Progress::kDone;  // reads no weight
+  for (const GroupId g : layout_.stages[op.stage.index()].groups) {
+    const GroupCell& cell = groups_[g.index() * num_ranks_ + rank];
+    if (!cell.present) return Progress::kBlocked;  // whoever brings it wakes this rank
+    if (cell.ready > ready) {
+      ready = cell.ready;
+      left = cell.left;
+    }
+  }
+  return Progress::kDone;
+}
+
+Replay::Progress Replay::enter(std::size_t rank, const Collective& collective) {
+  Lane& lane = lanes_[rank];
+  if (!valid(collective.value) || collective.ranks.index() >= layout_.rank_sets.size())
+    return fail(rank, "sim.unverified", "value or rank set is out of range");
+  const std::vector<RankId>& members = layout_.rank_sets[collective.ranks.index()];
+  if (!std::binary_search(members.begin(), members.end(), RankId{static_cast<std::int32_t>(rank)}))
+    return fail(rank, "sim.unverified", "this rank is not a member");
+  const std::size_t round = lane.rounds[collective]++;
+  auto& rounds = collective_rounds_[collective];
+  while (rounds.size() <= round) {
+    rounds.push_back(collectives_.size());
+    collectives_.emplace_back();
+  }
+  const std::size_t index = rounds[round];
+  CollectiveState& state = collectives_[index];
+  state.start = std::max(state.start, lane.clock);
+  const bool brings_weight = collective.value.kind() == ValueKind::kWeight;
+  if (!brings_weight)
+    lane.entered.emplace_back(WaitCollective{.kind = collective.kind, .value = collective.value}, index);
+  GroupCell* here =
+      collective.value.is_group() ? &groups_[collective.value.group().index() * num_ranks_ + rank] : nullptr;
+  const std::int64_t bytes = value_bytes(costs_, collective.value).value();
+  if (brings_weight && !here->present) hold_bytes(rank, buffer_bytes(collective.value));
+  if (++state.entered < members.size()) return Progress::kDone;
+  state.complete = true;
+  if (members.size() == 1 || options_.transfers == TransferMode::kFree) {
+    state.done = state.start;
+  } else if (costs_.cluster) {
+    state.done = state.start + collective_ticks(*costs_.cluster, collective.kind, members, Bytes{bytes});
+  } else {
+    state.done = state.start + (brings_weight ? costs_.latency : 0);
+  }
+  for (const RankId member : members) {
+    if (brings_weight) {
+      GroupCell& cell = groups_[collective.value.group().index() * num_ranks_ + member.index()];
+      if (!cell.present) {
+        cell.present = true;
+        cell.ready = state.done;
+        cell.left = state.start;
+      }
+    }
+    if (member.index() != rank) push(member.value(), state.done);
+  }
+  return Progress::kDone;
+}
+
+Replay::Progress Replay::wait_collective(std::size_t rank, const WaitCollective& wait) {
+  Lane& lane = lanes_[rank];
+  const auto found =
+      std::find_if(lane.entered.begin(), lane.entered.end(), [&](const auto& entry) { return entry.first == wait; });
+  if (found == lane.entered.end()) return fail(rank, "sim.unverified", "waits for a collective that it did not enter");
+  const CollectiveState& state = collectives_[found->second];
+  if (!state.complete) return Progress::kBlocked;  // the last member wakes this rank
+  if (state.done > lane.clock) {
+    lane.exposed_since_op += state.done - std::max(lane.clock, state.start);
+    lane.clock = state.done;
+  }
+  lane.entered.erase(found);
+  return Progress::kDone;
+}
+
+Replay::Progress Replay::free_weight(std::size_t rank, const Free& free) {
+  if (!valid(free.value) || free.value.kind() != ValueKind::kWeight)
+    return fail(rank, "sim.unverified", "only a weight is freed");
+  GroupCell& cell = groups_[free.value.group().index() * num_ranks_ + rank];
+  if (!cell.present) return fail(rank, "sim.unverified", "frees a weight that is not here");
+  cell.present = false;
+  lanes_[rank].bytes -= buffer_bytes(free.value);
+  return Progress::kDone;
+}
+
+Replay::Progress Replay::add(std::size_t rank, const Add& add) {
+  if (add.group.index() >= layout_.groups.size()) return fail(rank, "sim.unverified", "group is out of range");
+  GroupCell& cell = groups_[add.group.index() * num_ranks_ + rank];
+  if (cell.incoming == 0) return Progress::kBlocked;  // the sender wakes this rank
+  Lane& lane = lanes_[rank];
+  --cell.incoming;
+  if (cell.incoming_ready > lane.clock) {
+    lane.exposed_since_op += cell.incoming_ready - std::max(lane.clock, cell.incoming_left);
+    lane.clock = cell.incoming_ready;
+  }
+  const std::int64_t ticks = costs_.groups[add.group.index()].add_ticks;
+  lane.clock += ticks;
+  lane.busy += ticks;
+  if (ticks > 0) lane.last_busy_end = lane.clock;
+  lane.bytes -= buffer_bytes(Value::weight_grad(add.group));
+  return Progress::kDone;
+}
+
+}  // namespace plait::sim_detail
