@@ -1,5 +1,15 @@
 #pragma once
 
+#include "plait/base/ids.h"
+#include "plait/base/result.h"
+#include "plait/ir/program.h"
+#include "plait/run/engine/stage_kernels.h"
+#include "plait/run/engine/transport.h"
+#include "plait/run/model/config.h"
+#include "plait/run/model/parameters.h"
+#include "plait/run/model/stage_module.h"
+#include "plait/verify/verify.h"
+
 #include <ATen/core/TensorBody.h>
 
 #include <cstdint>
@@ -9,14 +19,6 @@
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "plait/base/ids.h"
-#include "plait/base/result.h"
-#include "plait/ir/program.h"
-#include "plait/run/model/config.h"
-#include "plait/run/model/parameters.h"
-#include "plait/run/model/stage_module.h"
-#include "plait/verify/verify.h"
 
 namespace plait {
 
@@ -36,8 +38,12 @@ struct OptimizerOptions {
 struct EngineOptions {
   ComputeType type = ComputeType::kFloat32;
   OptimizerOptions optimizer;
-  double timeout_seconds = 60;        ///< a peer silent for longer ends the step
-  int slice_tokens_multiple = 1;
+  double timeout_seconds = 60;  ///< a peer silent for longer ends the step
+  /// Tokens of each slice, where the program cuts sequences; empty = equal, and one more for the first ones.
+  std::vector<std::int64_t> slice_lengths;
+  TransportWrapper
+      wrap_transport;     ///< puts an emulated link or a test's fault in front of the transport; none = as it is
+  KernelFactory kernels;  ///< none = the model's own; benchmarks and tests bring others
 };
 
 /// The data of one micro-batch: rows of equal length.
@@ -48,25 +54,26 @@ struct Microbatch {
 
 /// One executed instruction of one rank.
 struct TraceEvent {
-  int position = 0;    ///< index into the rank's row of the program
-  Nanos start;         ///< since the start of the step
+  int position = 0;  ///< index into the rank's row of the program
+  Nanos start;       ///< since the start of the step; of an op: when all it reads had arrived
   Nanos end;
-  Bytes moved;         ///< bytes handed over, for sends and collectives
+  Bytes moved;  ///< bytes handed over, for sends and collectives
 };
 
 struct StepResult {
-  double loss = 0;                                   ///< mean over the valid tokens of the step, before the update
-  double grad_norm = 0;                              ///< global norm before clipping
+  double loss = 0;       ///< mean over the valid tokens of the step, before the update
+  double grad_norm = 0;  ///< global norm before clipping
   std::int64_t valid_tokens = 0;
   Nanos duration;
-  std::vector<std::vector<TraceEvent>> trace;        ///< per rank, in row order
-  std::vector<Bytes> peak_bytes;                     ///< per rank, highest since the engine was made
-  std::vector<Bytes> bytes_moved;                    ///< per rank, sent in this step
+  std::vector<std::vector<TraceEvent>> trace;  ///< per rank, in row order
+  std::vector<Bytes> peak_bytes;               ///< per rank, highest since the engine was made
+  std::vector<Bytes> bytes_moved;              ///< per rank, sent in this step
+  std::vector<int> peak_stashes;  ///< per rank: most (stage, micro-batch, slice) between F and BW or W at once
 };
 
 /// Outcome of one forward-only pass.
 struct EvalResult {
-  double loss_sum = 0;             ///< summed cross entropy over the valid tokens
+  double loss_sum = 0;  ///< summed cross entropy over the valid tokens
   std::int64_t valid_tokens = 0;
   Nanos duration;
   friend bool operator==(const EvalResult&, const EvalResult&) = default;
@@ -81,7 +88,8 @@ struct ParameterState {
 /// Executes a verified program with one thread per rank. Interprets instructions only: no schedule is known here.
 class Engine {
  public:
-  static Result<std::unique_ptr<Engine>> create(VerifiedProgram program, const ModelConfig& config, const EngineOptions& options);
+  static Result<std::unique_ptr<Engine>> create(VerifiedProgram program, const ModelConfig& config,
+                                                const EngineOptions& options);
   virtual ~Engine() = default;
 
   [[nodiscard]] virtual const Program& program() const = 0;
@@ -100,8 +108,8 @@ class Engine {
   /// homes and its ranks are those of the engine's own program; its number of micro-batches is its own.
   /// \errors as train_step; kInvalidSchedule if the layouts do not fit
   virtual Result<EvalResult> eval_step(const VerifiedProgram& forward, const std::vector<Microbatch>& microbatches) = 0;
-  /// Gradients of the last train_step by name, summed over uses and before clipping; needs `keep_grads(true)`-like
-  /// inspection: kept until the next step.
+  /// Gradients of the last train_step by name, summed over uses and before clipping (where clipping scaled them, the
+  /// scale is divided out again: exact to one rounding). Valid until the next step.
   [[nodiscard]] virtual std::map<std::string, at::Tensor> last_gradients() const = 0;
 };
 

@@ -1,0 +1,348 @@
+#include "plait/run/engine/binding.h"
+
+#include "plait/run/engine/describe.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <tuple>
+
+namespace plait {
+namespace {
+
+template <class... Ts>
+struct Overloaded : Ts... {
+  using Ts::operator()...;
+};
+template <class... Ts>
+Overloaded(Ts...) -> Overloaded<Ts...>;
+
+Error unsupported(std::string_view rule, std::size_t rank, std::size_t position, const Instr& instr,
+                  std::string_view why) {
+  return make_error(ErrorCode::kUnsupported, rule, "rank {}, position {}, {}: {}", rank, position, describe(instr),
+                    why);
+}
+
+/// Counts how often each transfer and collective was met, to tell repetitions apart.
+class Names {
+ public:
+  Transfer transfer(RankId source, RankId destination, Value value) {
+    int& count = transfers_[{source, destination, value}];
+    return Transfer{.source = source, .destination = destination, .value = value, .occurrence = count++};
+  }
+  std::tuple<CollectiveKind, RankSetId, RankId, Value, int> collective(const Collective& c) {
+    int& count = collectives_[{c.kind, c.ranks, c.root, c.value}];
+    return {c.kind, c.ranks, c.root, c.value, count++};
+  }
+
+ private:
+  std::map<std::tuple<RankId, RankId, Value>, int> transfers_;
+  std::map<std::tuple<CollectiveKind, RankSetId, RankId, Value>, int> collectives_;
+};
+using CollectiveName = std::tuple<CollectiveKind, RankSetId, RankId, Value, int>;
+
+/// Ids of all routes, in the sorted order of their names: the same whatever row they are met in first.
+struct RouteIds {
+  Routes routes;
+  std::map<Transfer, TransferId> transfers;
+  std::map<CollectiveName, CollectiveId> collectives;
+};
+
+RouteIds number_routes(const Program& program) {
+  RouteIds ids;
+  for (std::size_t rank = 0; rank < program.rows.size(); ++rank) {
+    Names names;
+    for (const Instr& instr : program.rows[rank]) {
+      if (const Send* send = std::get_if<Send>(&instr))
+        ids.transfers.emplace(names.transfer(RankId{static_cast<std::int32_t>(rank)}, send->peer, send->value), kNone);
+      if (const Collective* c = std::get_if<Collective>(&instr)) ids.collectives.emplace(names.collective(*c), kNone);
+    }
+  }
+  ids.routes.num_ranks = program.layout.num_ranks;
+  for (auto& [transfer, id] : ids.transfers) {
+    id = static_cast<TransferId>(ids.routes.transfers.size());
+    ids.routes.transfers.push_back(transfer);
+  }
+  for (auto& [name, id] : ids.collectives) {
+    id = static_cast<CollectiveId>(ids.routes.collectives.size());
+    ids.routes.collectives.push_back(CollectiveRoute{.kind = std::get<0>(name),
+                                                     .members = program.layout.rank_sets[std::get<1>(name).index()],
+                                                     .root = std::get<2>(name),
+                                                     .value = std::get<3>(name)});
+  }
+  return ids;
+}
+
+/// Walks one row and keeps what each value's state is at that point.
+class RowBinder {
+ public:
+  RowBinder(const Program& program, const RouteIds& ids, std::size_t rank, const std::vector<EdgeId>& into,
+            const std::vector<EdgeId>& out_of)
+      : program_(program), ids_(ids), rank_(rank), into_(into), out_of_(out_of) {}
+
+  Result<BoundRow> run() {
+    const Row& row = program_.rows[rank_];
+    row_.instrs.reserve(row.size());
+    for (position_ = 0; position_ < row.size(); ++position_) {
+      PLAIT_TRY(BoundInstr bound, bind_one(row[position_]));
+      row_.instrs.push_back(bound);
+    }
+    std::sort(row_.stages.begin(), row_.stages.end());
+    row_.stages.erase(std::unique(row_.stages.begin(), row_.stages.end()), row_.stages.end());
+    return std::move(row_);
+  }
+  [[nodiscard]] bool steps_follow_norm() const { return steps_follow_norm_; }
+
+ private:
+  [[nodiscard]] RankId here() const { return RankId{static_cast<std::int32_t>(rank_)}; }
+  [[nodiscard]] Error refuse(std::string_view rule, const Instr& instr, std::string_view why) const {
+    return unsupported(rule, rank_, position_, instr, why);
+  }
+
+  std::int32_t& slots_of(ValueKind kind) {
+    if (kind == ValueKind::kStash) return row_.num_stashes;
+    if (kind == ValueKind::kWeightStash) return row_.num_weight_stashes;
+    return row_.num_payloads;
+  }
+  std::int32_t slot(Value value) {
+    const auto [at, is_new] = slots_.try_emplace(value, slots_of(value.kind()));
+    if (is_new) ++slots_of(value.kind());
+    return at->second;
+  }
+  /// The next reader finds the value in its slot, and waits for the transfer that brings it.
+  Source read(Value value) {
+    const Source source{.slot = slot(value), .transfer = arriving_.contains(value) ? arriving_[value] : kNone};
+    arriving_.erase(value);
+    return source;
+  }
+
+  /// What has arrived for a group (or all groups) and was not added yet.
+  Arrivals take_arrivals(std::optional<GroupId> group) {
+    Arrivals range{.begin = static_cast<std::int32_t>(row_.arrivals.size()), .end = 0};
+    std::erase_if(pending_, [&](const Arrival& arrival) {
+      if (group && arrival.group != *group) return false;
+      row_.arrivals.push_back(arrival);
+      return true;
+    });
+    range.end = static_cast<std::int32_t>(row_.arrivals.size());
+    return range;
+  }
+
+  Result<BoundInstr> bind_one(const Instr& instr) {
+    return std::visit(
+        Overloaded{
+            [&](const Op& op) { return bind_op(instr, op); },
+            [&](const Send& send) { return bind_send(instr, send); },
+            [&](const Recv& recv) { return bind_receive(instr, recv); },
+            [&](const WaitSend& wait) { return bind_wait_sent(instr, wait); },
+            [&](const Collective& collective) { return bind_collective(instr, collective); },
+            [&](const WaitCollective& wait) { return bind_wait_collective(instr, wait); },
+            [&](const Add& add) -> Result<BoundInstr> {
+              return BoundInstr{BoundAdd{.arrivals = take_arrivals(add.group)}};
+            },
+            [&](const Step& step) -> Result<BoundInstr> {
+              steps_follow_norm_ &= norm_done_;
+              return BoundInstr{BoundStep{.group = step.group, .arrivals = take_arrivals(step.group)}};
+            },
+            // Pairs and turns order nothing here: a row runs in its order. A weight of one home is never dropped.
+            [](const auto&) -> Result<BoundInstr> { return BoundInstr{BoundNothing{}}; },
+        },
+        instr);
+  }
+
+  Result<BoundInstr> bind_op(const Instr& instr, const Op& op) {
+    const Layout& layout = program_.layout;
+    if (op.kind == OpKind::kRecompute)
+      return refuse("engine.recompute", instr, "recompute is not run yet; build the schedule without it");
+    const Stage& stage = layout.stages[op.stage.index()];
+    for (const GroupId id : stage.groups) {
+      const ParamGroup& group = layout.groups[id.index()];
+      if (!std::binary_search(group.homes.begin(), group.homes.end(), here()))
+        return refuse("engine.travelling_weight", instr,
+                      fmt::format("the weights of group {} do not live here, and weights that travel are not run yet",
+                                  group.name));
+      if (group.residency == Residency::kSharded && group.homes.size() > 1)
+        return refuse("engine.sharded_weight", instr,
+                      fmt::format("the weights of group {} are cut over {} ranks, which is not run yet", group.name,
+                                  group.homes.size()));
+    }
+    row_.stages.push_back(op.stage);
+    BoundOp bound{.kind = op.kind,
+                  .stage = op.stage.value(),
+                  .data = op.microbatch.value() * layout.num_slices + op.slice.value(),
+                  .slice = op.slice.value()};
+    const EdgeId in = into_[op.stage.index()];
+    const EdgeId out = out_of_[op.stage.index()];
+    const bool train = layout.mode == Mode::kTrain;
+    switch (op.kind) {
+      case OpKind::kForward:
+        if (in.value() != kNone) bound.input = read(Value::activation(in, op.microbatch, op.slice));
+        if (out.value() != kNone) bound.output = slot(Value::activation(out, op.microbatch, op.slice));
+        if (train) bound.stash.slot = slot(Value::stash(op.stage, op.microbatch, op.slice));
+        break;
+      case OpKind::kBackward:
+      case OpKind::kBackwardInput:
+        if (out.value() != kNone) bound.input = read(Value::gradient(out, op.microbatch, op.slice));
+        if (in.value() != kNone) bound.output = slot(Value::gradient(in, op.microbatch, op.slice));
+        bound.stash = read(Value::stash(op.stage, op.microbatch, op.slice));
+        if (op.kind == OpKind::kBackwardInput)
+          bound.weight_stash.slot = slot(Value::weight_stash(op.stage, op.microbatch, op.slice));
+        break;
+      case OpKind::kBackwardWeight:
+        bound.weight_stash = read(Value::weight_stash(op.stage, op.microbatch, op.slice));
+        break;
+      case OpKind::kRecompute: break;
+    }
+    if (layout.num_slices > 1 && op.kind != OpKind::kBackwardWeight) {
+      const auto [at, is_new] = caches_.try_emplace({op.stage, op.microbatch}, row_.num_caches);
+      if (is_new) ++row_.num_caches;
+      bound.cache = at->second;
+      const int last_slice = train ? 0 : layout.num_slices - 1;  // of the last op that uses the cache
+      if (op.slice.value() == last_slice && (op.kind != OpKind::kForward || !train))
+        bound.cache_use = BoundOp::CacheUse::kEnds;
+    }
+    return BoundInstr{bound};
+  }
+
+  static bool can_travel(ValueKind kind) {
+    switch (kind) {
+      case ValueKind::kActivation:
+      case ValueKind::kGradient:
+      case ValueKind::kStash:
+      case ValueKind::kWeightStash:
+      case ValueKind::kWeightGrad: return true;
+      case ValueKind::kKv:
+      case ValueKind::kKvGrad:
+      case ValueKind::kWeight:
+      case ValueKind::kNorm: return false;
+    }
+    return false;
+  }
+
+  Result<TransferId> find_transfer(const Instr& instr, const Transfer& transfer) const {
+    const auto found = ids_.transfers.find(transfer);
+    if (found != ids_.transfers.end()) return found->second;
+    return make_error(ErrorCode::kInvalidSchedule, "engine.unmatched",
+                      "rank {}, position {}, {}: there is no such send", rank_, position_, describe(instr));
+  }
+
+  Result<BoundInstr> bind_send(const Instr& instr, const Send& send) {
+    if (!can_travel(send.value.kind()))
+      return refuse("engine.transfer", instr,
+                    fmt::format("a {} that travels is not run yet", to_string(send.value.kind())));
+    PLAIT_TRY(const TransferId id, find_transfer(instr, sends_.transfer(here(), send.peer, send.value)));
+    unawaited_[{send.value, send.peer}].push_back(id);
+    BoundSend bound{.transfer = id, .kind = send.value.kind()};
+    if (send.value.kind() == ValueKind::kWeightGrad) {
+      bound.source.slot = send.value.group().value();
+      bound.arrivals = take_arrivals(send.value.group());
+    } else {
+      bound.source = read(send.value);
+    }
+    return BoundInstr{bound};
+  }
+
+  Result<BoundInstr> bind_receive(const Instr& instr, const Recv& recv) {
+    PLAIT_TRY(const TransferId id, find_transfer(instr, receives_.transfer(recv.peer, here(), recv.value)));
+    if (recv.value.kind() == ValueKind::kWeightGrad) {
+      pending_.push_back(Arrival{.group = recv.value.group(), .transfer = id});
+    } else {
+      arriving_[recv.value] = id;
+    }
+    return BoundInstr{BoundReceive{.transfer = id, .kind = recv.value.kind()}};
+  }
+
+  Result<BoundInstr> bind_wait_sent(const Instr& instr, const WaitSend& wait) {
+    std::vector<TransferId>& open = unawaited_[{wait.value, wait.peer}];
+    if (open.empty())
+      return make_error(ErrorCode::kInvalidSchedule, "engine.unmatched",
+                        "rank {}, position {}, {}: nothing was sent before", rank_, position_, describe(instr));
+    const TransferId id = open.front();
+    open.erase(open.begin());
+    return BoundInstr{BoundWaitSent{.transfer = id}};
+  }
+
+  Result<BoundInstr> bind_collective(const Instr& instr, const Collective& collective) {
+    const CollectiveId id = ids_.collectives.at(entered_.collective(collective));
+    const bool alone = program_.layout.rank_sets[collective.ranks.index()].size() == 1;
+    const ValueKind kind = collective.value.kind();
+    if (!alone &&
+        (collective.kind != CollectiveKind::kAllReduce || (kind != ValueKind::kWeightGrad && kind != ValueKind::kNorm)))
+      return refuse("engine.collective", instr,
+                    "of several members, only the all_reduce of weight gradients and of the norm is run yet");
+    open_collectives_[{collective.kind, collective.value}] = id;
+    if (kind == ValueKind::kNorm)
+      return BoundInstr{BoundReduceNorm{.collective = id, .arrivals = take_arrivals(std::nullopt)}};
+    if (kind == ValueKind::kWeightGrad)
+      return BoundInstr{BoundReduceGrad{
+          .collective = id, .group = collective.value.group(), .arrivals = take_arrivals(collective.value.group())}};
+    return BoundInstr{BoundNothing{}};
+  }
+
+  Result<BoundInstr> bind_wait_collective(const Instr& instr, const WaitCollective& wait) {
+    const auto found = open_collectives_.find({wait.kind, wait.value});
+    if (found == open_collectives_.end())
+      return make_error(ErrorCode::kInvalidSchedule, "engine.unmatched",
+                        "rank {}, position {}, {}: it was not entered before", rank_, position_, describe(instr));
+    const CollectiveId id = found->second;
+    open_collectives_.erase(found);
+    if (wait.value.kind() == ValueKind::kNorm) {
+      norm_done_ = true;
+      return BoundInstr{BoundFinishNorm{.collective = id}};
+    }
+    if (wait.value.kind() == ValueKind::kWeightGrad) return BoundInstr{BoundFinishGrad{.collective = id}};
+    return BoundInstr{BoundNothing{}};
+  }
+
+  const Program& program_;
+  const RouteIds& ids_;
+  std::size_t rank_;
+  const std::vector<EdgeId>& into_;  ///< per stage, kNone where there is none
+  const std::vector<EdgeId>& out_of_;
+  BoundRow row_;
+  std::size_t position_ = 0;
+  Names sends_;
+  Names receives_;
+  Names entered_;
+  std::map<Value, std::int32_t> slots_;
+  std::map<Value, TransferId> arriving_;
+  std::map<std::pair<StageId, MicrobatchId>, std::int32_t> caches_;
+  std::map<std::pair<Value, RankId>, std::vector<TransferId>> unawaited_;
+  std::map<std::pair<CollectiveKind, Value>, CollectiveId> open_collectives_;
+  std::vector<Arrival> pending_;
+  bool norm_done_ = false;
+  bool steps_follow_norm_ = true;
+};
+
+}  // namespace
+
+Result<BoundProgram> bind(const Program& program) {
+  const Layout& layout = program.layout;
+  std::vector<EdgeId> into(layout.stages.size(), EdgeId{kNone});
+  std::vector<EdgeId> out_of(layout.stages.size(), EdgeId{kNone});
+  for (std::size_t e = 0; e < layout.edges.size(); ++e) {
+    const EdgeId edge{static_cast<std::int32_t>(e)};
+    EdgeId& in = into[layout.edges[e].consumer.index()];
+    EdgeId& out = out_of[layout.edges[e].producer.index()];
+    if (in.value() != kNone || out.value() != kNone)
+      return make_error(
+          ErrorCode::kUnsupported, "engine.branches",
+          "edge {} from stage {} to stage {}: a stage with several predecessors or successors is not run yet", e,
+          layout.edges[e].producer.value(), layout.edges[e].consumer.value());
+    in = edge;
+    out = edge;
+  }
+  RouteIds ids = number_routes(program);
+  BoundProgram bound;
+  bound.has_norm = true;
+  for (std::size_t rank = 0; rank < program.rows.size(); ++rank) {
+    RowBinder binder(program, ids, rank, into, out_of);
+    PLAIT_TRY(BoundRow row, binder.run());
+    bound.rows.push_back(std::move(row));
+    bound.has_norm &= binder.steps_follow_norm();
+  }
+  bound.routes = std::move(ids.routes);
+  return bound;
+}
+
+}  // namespace plait

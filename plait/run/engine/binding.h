@@ -1,0 +1,124 @@
+#pragma once
+
+#include "plait/base/result.h"
+#include "plait/ir/program.h"
+#include "plait/run/engine/transport.h"
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+namespace plait {
+
+inline constexpr std::int32_t kNone = -1;
+
+/// Where an instruction finds a value: in a slot of its rank, after `transfer` arrived if there is one.
+struct Source {
+  std::int32_t slot = kNone;    ///< none: the instruction has no such input
+  TransferId transfer = kNone;  ///< none: the value was made on this rank
+  friend bool operator==(const Source&, const Source&) = default;
+};
+
+/// Partial weight gradients that arrive before an instruction reads its group's: a range of BoundRow::arrivals.
+struct Arrivals {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+  friend bool operator==(const Arrivals&, const Arrivals&) = default;
+};
+
+struct BoundNothing {
+  friend bool operator==(const BoundNothing&, const BoundNothing&) = default;
+};
+struct BoundOp {
+  OpKind kind = OpKind::kForward;
+  std::int32_t stage = 0;
+  std::int32_t data = 0;  ///< index into the step's slices: micro-batch x slices + slice
+  std::int32_t slice = 0;
+  Source input;                 ///< payload slot
+  std::int32_t output = kNone;  ///< payload slot
+  Source stash;                 ///< F writes the slot; B and BW take from it
+  Source weight_stash;          ///< B writes the slot; W takes from it
+  std::int32_t cache = kNone;   ///< keys and values of the micro-batch, where sequences are cut
+  enum class CacheUse : std::uint8_t { kStays, kEnds } cache_use = CacheUse::kStays;
+  friend bool operator==(const BoundOp&, const BoundOp&) = default;
+};
+struct BoundSend {
+  TransferId transfer = kNone;
+  ValueKind kind = ValueKind::kActivation;
+  Source source;  ///< slot of the kind; the group for a weight gradient
+  Arrivals arrivals;
+  friend bool operator==(const BoundSend&, const BoundSend&) = default;
+};
+struct BoundReceive {
+  TransferId transfer = kNone;
+  ValueKind kind = ValueKind::kActivation;
+  friend bool operator==(const BoundReceive&, const BoundReceive&) = default;
+};
+struct BoundWaitSent {
+  TransferId transfer = kNone;
+  friend bool operator==(const BoundWaitSent&, const BoundWaitSent&) = default;
+};
+/// Enters or finishes the all-reduce of a group's gradient.
+struct BoundReduceGrad {
+  CollectiveId collective = kNone;
+  GroupId group;
+  Arrivals arrivals;
+  friend bool operator==(const BoundReduceGrad&, const BoundReduceGrad&) = default;
+};
+struct BoundFinishGrad {
+  CollectiveId collective = kNone;
+  friend bool operator==(const BoundFinishGrad&, const BoundFinishGrad&) = default;
+};
+/// Enters or finishes the all-reduce of the norm. What arrived for any group is added before.
+struct BoundReduceNorm {
+  CollectiveId collective = kNone;
+  Arrivals arrivals;
+  friend bool operator==(const BoundReduceNorm&, const BoundReduceNorm&) = default;
+};
+struct BoundFinishNorm {
+  CollectiveId collective = kNone;
+  friend bool operator==(const BoundFinishNorm&, const BoundFinishNorm&) = default;
+};
+struct BoundAdd {
+  Arrivals arrivals;
+  friend bool operator==(const BoundAdd&, const BoundAdd&) = default;
+};
+struct BoundStep {
+  GroupId group;
+  Arrivals arrivals;
+  friend bool operator==(const BoundStep&, const BoundStep&) = default;
+};
+
+using BoundInstr = std::variant<BoundNothing, BoundOp, BoundSend, BoundReceive, BoundWaitSent, BoundReduceGrad,
+                                BoundFinishGrad, BoundReduceNorm, BoundFinishNorm, BoundAdd, BoundStep>;
+
+struct Arrival {
+  GroupId group;
+  TransferId transfer = kNone;
+  friend bool operator==(const Arrival&, const Arrival&) = default;
+};
+
+/// One rank's row with every name resolved: instruction i of the row is instrs[i].
+struct BoundRow {
+  std::vector<BoundInstr> instrs;
+  std::vector<Arrival> arrivals;
+  std::vector<StageId> stages;  ///< that have ops here, ascending
+  int num_payloads = 0;
+  int num_stashes = 0;
+  int num_weight_stashes = 0;
+  int num_caches = 0;
+};
+
+struct BoundProgram {
+  Routes routes;
+  std::vector<BoundRow> rows;
+  bool has_norm = false;  ///< every Step stands behind a finished reduction of the norm
+};
+
+/// Resolves all names of a program to slots, transfers and collectives, so that running it looks nothing up.
+///
+/// \errors kUnsupported "engine.*": recompute; keys and values or weights that travel; shards over several homes; stages
+///         with several predecessors or successors; kInvalidSchedule "engine.unmatched": a receive without its send
+Result<BoundProgram> bind(const Program& program);
+
+}  // namespace plait

@@ -1,0 +1,60 @@
+#pragma once
+
+#include "plait/run/model/parameters.h"
+
+#include <ATen/core/TensorBody.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace plait {
+
+struct OptimizerOptions;
+
+/// First and second moments of one parameter; undefined for SGD.
+struct Moments {
+  at::Tensor exp_avg;
+  at::Tensor exp_avg_sq;
+};
+
+/// The optimizer state of one rank, and its step of one parameter group at a time. Lists of tensors are made once.
+///
+/// AdamW decouples weight decay; SGD has no momentum and adds the decay to the gradient. Both are torch's fused kernels.
+/// \threads  of its rank only
+class RankOptimizer {
+ public:
+  /// \param groups  per parameter group of the layout, its parameters on this rank
+  RankOptimizer(const OptimizerOptions& options, std::vector<std::vector<Parameter*>> groups);
+
+  /// One more step has begun.
+  void begin_step();
+  /// Updates masters from the first gradient accumulators, then the copies that kernels read.
+  void step(std::size_t group, double learning_rate);
+
+  void set_steps_done(std::int64_t steps);
+  [[nodiscard]] Moments moments(const Parameter& parameter) const;
+  void reset_moments();
+
+ private:
+  /// Parameters of one group with one rule of decay, as the fused kernels want them.
+  struct Batch {
+    double weight_decay = 0;
+    std::vector<Parameter*> parameters;
+    std::vector<at::Tensor> masters;
+    std::vector<at::Tensor> grads;
+    std::vector<at::Tensor> exp_avgs;
+    std::vector<at::Tensor> exp_avg_sqs;
+    std::vector<at::Tensor> steps;  ///< the same one-element tensor for all
+  };
+  void step_batch(Batch& batch, double learning_rate);
+
+  const OptimizerOptions& options_;
+  at::Tensor steps_done_;  ///< [1] fp32, as the fused kernel reads it
+  std::vector<std::vector<Batch>> groups_;
+};
+
+/// Sum of squares in fp64, in an order that depends on nothing but the number of elements.
+double square_sum(const at::Tensor& tensor);
+
+}  // namespace plait

@@ -1,0 +1,103 @@
+#pragma once
+
+#include "plait/base/result.h"
+#include "plait/ir/program.h"
+#include "plait/run/engine/binding.h"
+#include "plait/run/engine/engine.h"
+#include "plait/run/engine/memory.h"
+#include "plait/run/engine/optimizer.h"
+#include "plait/run/engine/stage_kernels.h"
+#include "plait/run/engine/transport.h"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace plait {
+
+/// What a rank waits for right now, readable from other ranks: who is silent is found by following these.
+struct alignas(64) WaitState {
+  std::atomic<std::int32_t> position = 0;
+  std::atomic<std::int32_t> peer = kNone;
+  std::atomic<std::int64_t> since = 0;  ///< Clock ticks
+};
+
+/// What is the same for all ranks while one program runs once.
+struct StepContext {
+  const Program* program = nullptr;
+  Transport* transport = nullptr;
+  std::vector<SliceData> data;  ///< micro-batch x slices + slice
+  double learning_rate = 0;
+  std::optional<double> clip;
+  Clock::time_point start;
+  Clock::duration timeout{};
+  std::vector<WaitState>* waits = nullptr;  ///< per rank
+};
+
+/// Storage of one rank for one bound program, kept between steps.
+struct RankRun {
+  RankRun(const BoundRow& bound_row, std::size_t num_data, std::int64_t num_parameters);
+
+  const BoundRow* row;
+  std::vector<Payload> payloads;
+  std::vector<Stash> stashes;
+  std::vector<WeightStash> weight_stashes;
+  std::vector<KvCache> caches;
+  std::vector<TraceEvent> trace;
+  std::vector<double> losses;  ///< per slice of data; 0 where another rank has the head
+  at::Tensor squares;          ///< [num parameters] fp64: square sums of the gradients that are counted here
+  double grad_norm = 0;
+  Bytes moved;
+  int live_stashes = 0;
+  int peak_stashes = 0;
+};
+
+/// One rank: its parameters, kernels and optimizer, and the interpreter of its row. All calls on the rank's own thread,
+/// or while that rests.
+class RankWorker {
+ public:
+  /// \param parameter_order  all names of the model in the order in which norms are summed
+  RankWorker(RankId rank, const Layout& layout, const ModelConfig& config, const EngineOptions& options,
+             const KernelFactory& kernels, const std::vector<std::string>& parameter_order);
+
+  /// Runs the rank's row once.
+  /// \errors kTransport: an op failed, or what arrived is not what was expected; kTimeout; kInterrupted: another rank failed
+  Result<> run(RankRun& run, const StepContext& context);
+
+  void begin_training_step();
+
+  [[nodiscard]] ParameterSet& parameters() { return parameters_; }
+  [[nodiscard]] const ParameterSet& parameters() const { return parameters_; }
+  [[nodiscard]] RankOptimizer* optimizer() { return optimizer_ ? &*optimizer_ : nullptr; }
+  [[nodiscard]] const RankOptimizer* optimizer() const { return optimizer_ ? &*optimizer_ : nullptr; }
+  [[nodiscard]] MemoryAccount& account() { return account_; }
+  /// What gradients were multiplied with in the last step.
+  [[nodiscard]] double clip_factor() const { return clip_factor_; }
+
+ private:
+  friend class RowRunner;
+  /// A parameter group on this rank. Lists follow the group's order of names; null or undefined where it is not here.
+  struct Group {
+    std::vector<Parameter*> parameters;
+    std::vector<at::Tensor> grads;
+    std::vector<std::pair<std::int64_t, Parameter*>>
+        counted;          ///< (place in the norm, parameter) that no earlier home holds
+    bool folded = false;  ///< accumulators of all uses are added into the first
+  };
+
+  RankId rank_;
+  MemoryAccount& account_;
+  ParameterSet parameters_;
+  std::vector<std::unique_ptr<StageKernels>> kernels_;  ///< per stage; null where it has no home here
+  std::vector<Group> groups_;
+  std::optional<RankOptimizer> optimizer_;
+  double clip_factor_ = 1;
+};
+
+/// Where bytes are charged that were sent and not yet received.
+MemoryAccount& in_flight_account();
+
+}  // namespace plait

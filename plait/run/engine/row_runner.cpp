@@ -1,0 +1,374 @@
+#include "plait/run/engine/row_runner.h"
+
+#include "plait/run/engine/describe.h"
+
+#include <ATen/ops/clone.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace plait {
+namespace {
+
+Nanos since(Clock::time_point start, Clock::time_point now) {
+  return Nanos{std::chrono::duration_cast<std::chrono::nanoseconds>(now - start).count()};
+}
+
+}  // namespace
+
+Result<> RowRunner::run() {
+  run_.moved = Bytes{0};
+  run_.live_stashes = 0;
+  run_.peak_stashes = 0;
+  run_.grad_norm = 0;
+  std::fill(run_.losses.begin(), run_.losses.end(), 0.0);
+  started_ = Clock::now();
+  for (position_ = 0; position_ < row_.instrs.size(); ++position_) {
+    moved_ = Bytes{0};
+    bool goes_on = false;
+    try {
+      goes_on = std::visit([this](const auto& instr) { return execute(instr); }, row_.instrs[position_]);
+    } catch (const InternalError&) {
+      throw;
+    } catch (const c10::Error& error) {
+      goes_on = fail(ErrorCode::kTransport, "engine.op_failed", error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      goes_on = fail(ErrorCode::kTransport, "engine.op_failed", error.what());
+    }
+    if (!goes_on) return failure_;
+    const Clock::time_point now = Clock::now();
+    run_.trace[position_] = TraceEvent{.position = static_cast<int>(position_),
+                                       .start = since(context_.start, started_),
+                                       .end = since(context_.start, now),
+                                       .moved = moved_};
+    run_.moved += moved_;
+    started_ = now;
+  }
+  return {};
+}
+
+std::string RowRunner::where(RankId rank, std::size_t position) const {
+  const Row& row = context_.program->rows[rank.index()];
+  if (position >= row.size()) return fmt::format("rank {}, behind its last instruction", rank.value());
+  return fmt::format("rank {}, position {}, {}", rank.value(), position, describe(row[position]));
+}
+
+bool RowRunner::fail(ErrorCode code, std::string_view rule, const std::string& what) {
+  failure_ = make_error(code, rule, "{}: {}", where(worker_.rank_, position_), what);
+  return false;
+}
+
+template <class Wait>
+bool RowRunner::await(RankId peer, const Wait& wait) {
+  const Clock::time_point now = Clock::now();
+  WaitState& state = (*context_.waits)[worker_.rank_.index()];
+  state.position.store(static_cast<std::int32_t>(position_), std::memory_order_relaxed);
+  state.since.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+  state.peer.store(peer.value(), std::memory_order_release);
+  const WaitStatus status = wait(now + context_.timeout);
+  switch (status) {
+    case WaitStatus::kReady: state.peer.store(kNone, std::memory_order_relaxed); return true;
+    case WaitStatus::kTimedOut: failure_ = timed_out(); return false;
+    case WaitStatus::kStopped:
+      return fail(ErrorCode::kInterrupted, "engine.stopped", "stopped because another rank failed");
+  }
+  return false;
+}
+
+bool RowRunner::await_collective(CollectiveId collective) {
+  return await(transport_.awaited(collective, worker_.rank_), [&](Clock::time_point deadline) {
+    const WaitStatus status = transport_.finish(collective, worker_.rank_, deadline);
+    // Others may have come since the wait began: blame one that has not.
+    if (status == WaitStatus::kTimedOut)
+      (*context_.waits)[worker_.rank_.index()].peer.store(transport_.awaited(collective, worker_.rank_).value(),
+                                                          std::memory_order_release);
+    return status;
+  });
+}
+
+/// Who is to blame is the end of the chain of waits: this rank may wait for one that itself waits for a silent one.
+Error RowRunner::timed_out() const {
+  RankId waiting = worker_.rank_;
+  for (std::size_t hops = 0; hops < context_.waits->size(); ++hops) {
+    const RankId peer{(*context_.waits)[waiting.index()].peer.load(std::memory_order_acquire)};
+    if ((*context_.waits)[peer.index()].peer.load(std::memory_order_acquire) == kNone) break;
+    waiting = peer;
+  }
+  const WaitState& state = (*context_.waits)[waiting.index()];
+  const RankId peer{state.peer.load(std::memory_order_acquire)};
+  const auto position = static_cast<std::size_t>(state.position.load(std::memory_order_relaxed));
+  const Clock::duration waited =
+      Clock::now().time_since_epoch() - Clock::duration(state.since.load(std::memory_order_relaxed));
+  return make_error(ErrorCode::kTimeout, "engine.timeout",
+                    "{}: rank {} has been silent for {:.3f} s (limit {:.3f} s); see why it hangs, or allow more time",
+                    where(waiting, position), peer.value(), std::chrono::duration<double>(waited).count(),
+                    std::chrono::duration<double>(context_.timeout).count());
+}
+
+bool RowRunner::receive(TransferId transfer, Message& message) {
+  const Transfer& route = transport_.routes().transfers[static_cast<std::size_t>(transfer)];
+  if (!await(route.source, [&](Clock::time_point deadline) { return transport_.receive(transfer, message, deadline); }))
+    return false;
+  charge_to(message, worker_.account_);
+  return true;
+}
+
+bool RowRunner::take_payload(const Source& source, const std::vector<std::int64_t>& widths, const SliceData& data,
+                             Payload& payload) {
+  if (source.slot == kNone) return true;
+  if (source.transfer == kNone) {
+    payload = std::move(run_.payloads[static_cast<std::size_t>(source.slot)]);
+    return true;
+  }
+  Message message;
+  if (!receive(source.transfer, message)) return false;
+  const Transfer& route = transport_.routes().transfers[static_cast<std::size_t>(source.transfer)];
+  const std::string wrong = check_payload(message, route.value, widths, data.tokens.size(0), data.tokens.size(1),
+                                          worker_.parameters_.by_name().begin()->second.compute.scalar_type());
+  if (!wrong.empty())
+    return fail(ErrorCode::kTransport, "engine.message", fmt::format("from rank {}: {}", route.source.value(), wrong));
+  payload = std::move(message.tensors);
+  return true;
+}
+
+bool RowRunner::take_stash(const Source& source, Stash& stash) {
+  if (source.transfer == kNone) {
+    stash = std::move(run_.stashes[static_cast<std::size_t>(source.slot)]);
+    return true;
+  }
+  Message message;
+  if (!receive(source.transfer, message)) return false;
+  const std::string wrong =
+      check_name(message, transport_.routes().transfers[static_cast<std::size_t>(source.transfer)].value);
+  if (!wrong.empty()) return fail(ErrorCode::kTransport, "engine.message", wrong);
+  stash.parts = unflatten(std::move(message));
+  return true;
+}
+
+bool RowRunner::take_weight_stash(const Source& source, WeightStash& weight_stash) {
+  if (source.transfer == kNone) {
+    weight_stash = std::move(run_.weight_stashes[static_cast<std::size_t>(source.slot)]);
+    return true;
+  }
+  Message message;
+  if (!receive(source.transfer, message)) return false;
+  const std::string wrong =
+      check_name(message, transport_.routes().transfers[static_cast<std::size_t>(source.transfer)].value);
+  if (!wrong.empty()) return fail(ErrorCode::kTransport, "engine.message", wrong);
+  weight_stash.parts = unflatten(std::move(message));
+  return true;
+}
+
+bool RowRunner::execute(const BoundOp& op) {
+  const SliceData& data = context_.data[static_cast<std::size_t>(op.data)];
+  switch (op.kind) {
+    case OpKind::kForward: return forward(op, data);
+    case OpKind::kBackward:
+    case OpKind::kBackwardInput: return backward(op, data);
+    case OpKind::kBackwardWeight: {
+      WeightStash weight_stash;
+      if (!take_weight_stash(op.weight_stash, weight_stash)) return false;
+      compute_begins();
+      worker_.kernels_[static_cast<std::size_t>(op.stage)]->backward_weight(std::move(weight_stash));
+      --run_.live_stashes;
+      return true;
+    }
+    case OpKind::kRecompute: break;
+  }
+  PLAIT_CHECK(false, "refused at binding");
+}
+
+bool RowRunner::forward(const BoundOp& op, const SliceData& data) {
+  StageKernels& kernels = *worker_.kernels_[static_cast<std::size_t>(op.stage)];
+  Payload input;
+  if (!take_payload(op.input, kernels.input_widths(), data, input)) return false;
+  Stash* stash = nullptr;
+  if (op.stash.slot != kNone) {
+    stash = &run_.stashes[static_cast<std::size_t>(op.stash.slot)];
+    run_.peak_stashes = std::max(run_.peak_stashes, ++run_.live_stashes);
+  }
+  KvCache* cache = op.cache == kNone ? nullptr : &run_.caches[static_cast<std::size_t>(op.cache)];
+  compute_begins();
+  ForwardResult result = kernels.forward(data, std::move(input), stash, cache);
+  if (op.output != kNone) run_.payloads[static_cast<std::size_t>(op.output)] = std::move(result.output);
+  if (result.loss.defined())
+    run_.losses[static_cast<std::size_t>(op.data)] =
+        result.loss.is_cpu() ? *result.loss.const_data_ptr<double>() : result.loss.item<double>();
+  if (op.cache_use == BoundOp::CacheUse::kEnds) *cache = KvCache{};
+  return true;
+}
+
+bool RowRunner::backward(const BoundOp& op, const SliceData& data) {
+  StageKernels& kernels = *worker_.kernels_[static_cast<std::size_t>(op.stage)];
+  Payload output_grad;
+  if (!take_payload(op.input, kernels.output_widths(), data, output_grad)) return false;
+  Stash stash;
+  if (!take_stash(op.stash, stash)) return false;
+  KvCache* cache = op.cache == kNone ? nullptr : &run_.caches[static_cast<std::size_t>(op.cache)];
+  WeightStash own;
+  WeightStash* weight_stash =
+      op.kind == OpKind::kBackward ? &own : &run_.weight_stashes[static_cast<std::size_t>(op.weight_stash.slot)];
+  compute_begins();
+  Payload input_grad = kernels.backward_input(data, std::move(output_grad), std::move(stash), weight_stash, cache,
+                                              static_cast<int>(op.slice));
+  if (op.output != kNone) run_.payloads[static_cast<std::size_t>(op.output)] = std::move(input_grad);
+  if (op.cache_use == BoundOp::CacheUse::kEnds) *cache = KvCache{};
+  if (op.kind == OpKind::kBackward) {
+    kernels.backward_weight(std::move(own));
+    --run_.live_stashes;
+  }
+  return true;
+}
+
+void RowRunner::hand_over(TransferId transfer, Message&& message) {
+  own_storage(message);
+  charge_to(message, in_flight_account());
+  moved_ = message_bytes(message);
+  transport_.send(transfer, std::move(message));
+}
+
+bool RowRunner::execute(const BoundSend& send) {
+  const Value value = transport_.routes().transfers[static_cast<std::size_t>(send.transfer)].value;
+  const auto slot = static_cast<std::size_t>(send.source.slot);
+  switch (send.kind) {
+    case ValueKind::kStash: {
+      Stash stash;
+      if (!take_stash(send.source, stash)) return false;
+      hand_over(send.transfer, flatten(value, std::move(stash.parts)));
+      --run_.live_stashes;
+      return true;
+    }
+    case ValueKind::kWeightStash: {
+      WeightStash weight_stash;
+      if (!take_weight_stash(send.source, weight_stash)) return false;
+      hand_over(send.transfer, flatten(value, std::move(weight_stash.parts)));
+      --run_.live_stashes;
+      return true;
+    }
+    case ValueKind::kWeightGrad: {
+      if (!add_arrivals(send.arrivals)) return false;
+      RankWorker::Group& group = worker_.groups_[slot];
+      fold_uses(group);
+      // The accumulators stay here for what comes later, so what is given away is a copy.
+      Message message{.value = value, .tensors = {}, .counts = {}};
+      for (const at::Tensor& grad : group.grads)
+        message.tensors.push_back(grad.defined() ? at::clone(grad, at::MemoryFormat::Contiguous) : at::Tensor());
+      for (Parameter* parameter : group.parameters)
+        if (parameter != nullptr)
+          for (at::Tensor& grad : parameter->grads) grad.zero_();
+      group.folded = false;
+      hand_over(send.transfer, std::move(message));
+      return true;
+    }
+    default: break;
+  }
+  Message message{.value = value, .tensors = {}, .counts = {}};
+  if (send.source.transfer == kNone) {
+    message.tensors = std::move(run_.payloads[slot]);
+  } else {
+    if (!receive(send.source.transfer, message)) return false;
+    const std::string wrong = check_name(message, value);
+    if (!wrong.empty()) return fail(ErrorCode::kTransport, "engine.message", wrong);
+  }
+  hand_over(send.transfer, std::move(message));
+  return true;
+}
+
+bool RowRunner::execute(const BoundReceive& receive) {
+  if (receive.kind == ValueKind::kStash || receive.kind == ValueKind::kWeightStash)
+    run_.peak_stashes = std::max(run_.peak_stashes, ++run_.live_stashes);
+  transport_.post_receive(receive.transfer);
+  return true;
+}
+
+bool RowRunner::execute(const BoundWaitSent& wait) {
+  const RankId peer = transport_.routes().transfers[static_cast<std::size_t>(wait.transfer)].destination;
+  return await(peer, [&](Clock::time_point deadline) { return transport_.wait_sent(wait.transfer, deadline); });
+}
+
+bool RowRunner::add_arrivals(const Arrivals& arrivals) {
+  for (std::int32_t at = arrivals.begin; at < arrivals.end; ++at) {
+    const Arrival& arrival = row_.arrivals[static_cast<std::size_t>(at)];
+    Message message;
+    if (!receive(arrival.transfer, message)) return false;
+    const Transfer& route = transport_.routes().transfers[static_cast<std::size_t>(arrival.transfer)];
+    RankWorker::Group& group = worker_.groups_[arrival.group.index()];
+    const std::string wrong = check_like(message, route.value, group.grads);
+    if (!wrong.empty())
+      return fail(ErrorCode::kTransport, "engine.message",
+                  fmt::format("from rank {}: {}", route.source.value(), wrong));
+    fold_uses(group);
+    for (std::size_t i = 0; i < group.grads.size(); ++i)
+      if (group.grads[i].defined()) group.grads[i].add_(message.tensors[i]);
+  }
+  return true;
+}
+
+/// A parameter with several uses has one accumulator for each; added once, in the order of the uses.
+void RowRunner::fold_uses(RankWorker::Group& group) {
+  if (std::exchange(group.folded, true)) return;
+  for (Parameter* parameter : group.parameters) {
+    if (parameter == nullptr) continue;
+    for (std::size_t use = 1; use < parameter->grads.size(); ++use) {
+      parameter->grads.front().add_(parameter->grads[use]);
+      parameter->grads[use].zero_();
+    }
+  }
+}
+
+bool RowRunner::execute(const BoundReduceGrad& reduce) {
+  if (!add_arrivals(reduce.arrivals)) return false;
+  RankWorker::Group& group = worker_.groups_[reduce.group.index()];
+  fold_uses(group);
+  transport_.enter(reduce.collective, worker_.rank_, group.grads);
+  if (transport_.routes().collectives[static_cast<std::size_t>(reduce.collective)].members.size() > 1)
+    for (const at::Tensor& grad : group.grads)
+      if (grad.defined()) moved_ += Bytes{static_cast<std::int64_t>(grad.nbytes())};
+  return true;
+}
+
+bool RowRunner::execute(const BoundFinishGrad& finish) {
+  return await_collective(finish.collective);
+}
+
+bool RowRunner::execute(const BoundReduceNorm& reduce) {
+  if (!add_arrivals(reduce.arrivals)) return false;
+  for (RankWorker::Group& group : worker_.groups_) fold_uses(group);
+  // Each parameter is counted by one rank, so that the sum over the ranks only adds zeros to it: it stays exact.
+  run_.squares.zero_();
+  auto* squares = run_.squares.data_ptr<double>();
+  for (const RankWorker::Group& group : worker_.groups_)
+    for (const auto& [place, parameter] : group.counted) squares[place] = square_sum(parameter->grads.front());
+  transport_.enter(reduce.collective, worker_.rank_, {&run_.squares, 1});
+  if (transport_.routes().collectives[static_cast<std::size_t>(reduce.collective)].members.size() > 1)
+    moved_ = Bytes{static_cast<std::int64_t>(run_.squares.nbytes())};
+  return true;
+}
+
+bool RowRunner::execute(const BoundFinishNorm& finish) {
+  if (!await_collective(finish.collective)) return false;
+  const auto* squares = run_.squares.const_data_ptr<double>();
+  double sum = 0;
+  for (std::int64_t place = 0; place < run_.squares.numel(); ++place) sum += squares[place];
+  run_.grad_norm = std::sqrt(sum);
+  // torch.nn.utils.clip_grad_norm_: the small number keeps the scale finite for a norm of zero.
+  constexpr double kTiny = 1e-6;
+  if (context_.clip) worker_.clip_factor_ = std::min(1.0, *context_.clip / (run_.grad_norm + kTiny));
+  return true;
+}
+
+bool RowRunner::execute(const BoundStep& step) {
+  if (!add_arrivals(step.arrivals)) return false;
+  RankWorker::Group& group = worker_.groups_[step.group.index()];
+  fold_uses(group);
+  if (worker_.clip_factor_ < 1)
+    for (const at::Tensor& grad : group.grads)
+      if (grad.defined()) grad.mul_(worker_.clip_factor_);
+  PLAIT_CHECK(worker_.optimizer_.has_value(), "a step in a program without training");
+  worker_.optimizer_->step(step.group.index(), context_.learning_rate);
+  return true;
+}
+
+}  // namespace plait

@@ -1,0 +1,63 @@
+#pragma once
+
+#include "plait/run/engine/messages.h"
+#include "plait/run/engine/rank_worker.h"
+
+#include <string>
+
+namespace plait {
+
+/// Interprets one rank's bound row once.
+class RowRunner {
+ public:
+  RowRunner(RankWorker& worker, RankRun& run, const StepContext& context)
+      : worker_(worker), run_(run), context_(context), transport_(*context.transport), row_(*run.row) {}
+
+  Result<> run();
+
+ private:
+  // Each executes one instruction; false stops the row, with the error in failure_.
+  bool execute(const BoundNothing&) { return true; }
+  bool execute(const BoundOp& op);
+  bool execute(const BoundSend& send);
+  bool execute(const BoundReceive& receive);
+  bool execute(const BoundWaitSent& wait);
+  bool execute(const BoundReduceGrad& reduce);
+  bool execute(const BoundFinishGrad& finish);
+  bool execute(const BoundReduceNorm& reduce);
+  bool execute(const BoundFinishNorm& finish);
+  bool execute(const BoundAdd& add) { return add_arrivals(add.arrivals); }
+  bool execute(const BoundStep& step);
+
+  bool forward(const BoundOp& op, const SliceData& data);
+  bool backward(const BoundOp& op, const SliceData& data);
+
+  bool take_payload(const Source& source, const std::vector<std::int64_t>& widths, const SliceData& data,
+                    Payload& payload);
+  bool take_stash(const Source& source, Stash& stash);
+  bool take_weight_stash(const Source& source, WeightStash& weight_stash);
+  bool receive(TransferId transfer, Message& message);
+  bool add_arrivals(const Arrivals& arrivals);
+  void fold_uses(RankWorker::Group& group);
+  void hand_over(TransferId transfer, Message&& message);
+
+  template <class Wait>
+  bool await(RankId peer, const Wait& wait);
+  bool await_collective(CollectiveId collective);
+  bool fail(ErrorCode code, std::string_view rule, const std::string& what);
+  Error timed_out() const;
+  [[nodiscard]] std::string where(RankId rank, std::size_t position) const;
+  void compute_begins() { started_ = Clock::now(); }
+
+  RankWorker& worker_;
+  RankRun& run_;
+  const StepContext& context_;
+  Transport& transport_;
+  const BoundRow& row_;
+  std::size_t position_ = 0;
+  Clock::time_point started_;  ///< of the current instruction
+  Bytes moved_;                ///< by the current instruction
+  Error failure_;
+};
+
+}  // namespace plait

@@ -1,0 +1,98 @@
+#include "plait/run/engine/step_data.h"
+
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/ne.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <numeric>
+
+namespace plait {
+namespace {
+
+template <class... Args>
+Error bad_data(fmt::format_string<Args...> format, Args&&... args) {
+  return make_error(ErrorCode::kInvalidArgument, "engine.data", format, std::forward<Args>(args)...);
+}
+
+std::string shape(const at::Tensor& tensor) {
+  return tensor.defined() ? fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")) : "none";
+}
+
+Result<> check_ids(const at::Tensor& ids, const char* name, std::size_t m, std::int64_t vocab_size) {
+  if (ids.numel() == 0) return {};
+  const auto [low, high] = at::aminmax(ids);
+  for (const std::int64_t id : {low.item<std::int64_t>(), high.item<std::int64_t>()}) {
+    if (id < 0 || id >= vocab_size)
+      return bad_data("micro-batch {}: {} hold id {}; the vocabulary has {} entries", m, name, id, vocab_size);
+  }
+  return {};
+}
+
+Result<std::int64_t> check_microbatch(const Microbatch& microbatch, std::size_t m, const ModelConfig& config) {
+  const at::Tensor& tokens = microbatch.tokens;
+  const at::Tensor& targets = microbatch.targets;
+  if (!tokens.defined() || !targets.defined() || tokens.dim() != 2 || tokens.sizes() != targets.sizes() ||
+      tokens.numel() == 0)
+    return bad_data("micro-batch {}: tokens {} and targets {}; both should be [rows, length] and not empty", m,
+                    shape(tokens), shape(targets));
+  if (tokens.scalar_type() != at::kLong || targets.scalar_type() != at::kLong)
+    return bad_data("micro-batch {}: tokens are {} and targets {}; both should be int64", m,
+                    c10::toString(tokens.scalar_type()), c10::toString(targets.scalar_type()));
+  if (config.family == ModelFamily::kGpt2 && tokens.size(1) > config.max_positions)
+    return bad_data("micro-batch {}: {} tokens in a row; the model has {} positions", m, tokens.size(1),
+                    config.max_positions);
+  PLAIT_TRY_VOID(check_ids(tokens, "tokens", m, config.vocab_size));
+  const at::Tensor valid = targets.ne(kIgnoredTarget);
+  const auto num_valid = valid.sum().item<std::int64_t>();
+  if (num_valid > 0)
+    PLAIT_TRY_VOID(check_ids(num_valid == targets.numel() ? targets : targets.masked_select(valid), "targets", m,
+                             config.vocab_size));
+  return num_valid;
+}
+
+Result<std::vector<std::int64_t>> lengths_of(std::int64_t tokens, std::size_t m, int num_slices,
+                                             const std::vector<std::int64_t>& asked) {
+  if (num_slices == 1) return std::vector<std::int64_t>{tokens};
+  if (tokens < num_slices)
+    return bad_data("micro-batch {}: {} tokens in a row cannot be cut into {} slices", m, tokens, num_slices);
+  if (asked.empty()) {
+    std::vector<std::int64_t> lengths(static_cast<std::size_t>(num_slices), tokens / num_slices);
+    for (std::int64_t q = 0; q < tokens % num_slices; ++q) ++lengths[static_cast<std::size_t>(q)];
+    return lengths;
+  }
+  bool positive = true;
+  for (const std::int64_t length : asked) positive &= length > 0;
+  if (!positive || static_cast<int>(asked.size()) != num_slices ||
+      std::accumulate(asked.begin(), asked.end(), std::int64_t{0}) != tokens)
+    return bad_data("micro-batch {}: slice lengths {}; there should be {}, all positive, with the sum {}", m,
+                    fmt::join(asked, ", "), num_slices, tokens);
+  return asked;
+}
+
+}  // namespace
+
+Result<StepData> cut_microbatches(const std::vector<Microbatch>& microbatches, const Layout& layout,
+                                  const ModelConfig& config, const std::vector<std::int64_t>& slice_lengths) {
+  if (static_cast<int>(microbatches.size()) != layout.num_microbatches)
+    return bad_data("{} micro-batches; the program takes {}", microbatches.size(), layout.num_microbatches);
+  StepData data;
+  data.slices.reserve(microbatches.size() * static_cast<std::size_t>(layout.num_slices));
+  for (std::size_t m = 0; m < microbatches.size(); ++m) {
+    PLAIT_TRY(const std::int64_t valid, check_microbatch(microbatches[m], m, config));
+    data.valid_tokens += valid;
+    PLAIT_TRY(const auto lengths, lengths_of(microbatches[m].tokens.size(1), m, layout.num_slices, slice_lengths));
+    std::int64_t begin = 0;
+    for (const std::int64_t length : lengths) {
+      data.slices.push_back(SliceData{.tokens = microbatches[m].tokens.narrow(1, begin, length).contiguous(),
+                                      .targets = microbatches[m].targets.narrow(1, begin, length).contiguous(),
+                                      .first_position = begin});
+      begin += length;
+    }
+  }
+  if (data.valid_tokens == 0) return bad_data("all targets of the step are masked: there is nothing to learn from");
+  for (SliceData& slice : data.slices) slice.loss_scale = 1.0 / static_cast<double>(data.valid_tokens);
+  return data;
+}
+
+}  // namespace plait
