@@ -22,6 +22,7 @@ add_library(plait_torch_cpu SHARED IMPORTED)
 set_target_properties(plait_torch_cpu PROPERTIES IMPORTED_LOCATION ${plait_torch_lib}/libtorch_cpu.so)
 
 add_library(plait_torch INTERFACE)
-target_include_directories(plait_torch SYSTEM INTERFACE ${PLAIT_TORCH_ROOT}/torch/include)
+# After the system's own: torch/include brings another fmt along.
+target_compile_options(plait_torch INTERFACE "SHELL:-idirafter ${PLAIT_TORCH_ROOT}/torch/include")
 target_link_libraries(plait_torch INTERFACE plait_torch_cpu plait_c10)
 target_link_options(plait_torch INTERFACE -Wl,--allow-shlib-undefined -Wl,-rpath,${plait_torch_lib})

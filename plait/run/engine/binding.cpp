@@ -54,8 +54,8 @@ RouteIds number_routes(const Program& program) {
     Names names;
     for (const Instr& instr : program.rows[rank]) {
       if (const Send* send = std::get_if<Send>(&instr))
-        ids.transfers.emplace(names.transfer(RankId{static_cast<std::int32_t>(rank)}, send->peer, send->value), kNone);
-      if (const Collective* c = std::get_if<Collective>(&instr)) ids.collectives.emplace(names.collective(*c), kNone);
+        ids.transfers.emplace(names.transfer(RankId{static_cast<std::int32_t>(rank)}, send->peer, send->value), kAbsent);
+      if (const Collective* c = std::get_if<Collective>(&instr)) ids.collectives.emplace(names.collective(*c), kAbsent);
     }
   }
   ids.routes.num_ranks = program.layout.num_ranks;
@@ -111,7 +111,7 @@ class RowBinder {
   }
   /// The next reader finds the value in its slot, and waits for the transfer that brings it.
   Source read(Value value) {
-    const Source source{.slot = slot(value), .transfer = arriving_.contains(value) ? arriving_[value] : kNone};
+    const Source source{.slot = slot(value), .transfer = arriving_.contains(value) ? arriving_[value] : kAbsent};
     arriving_.erase(value);
     return source;
   }
@@ -176,14 +176,14 @@ class RowBinder {
     const bool train = layout.mode == Mode::kTrain;
     switch (op.kind) {
       case OpKind::kForward:
-        if (in.value() != kNone) bound.input = read(Value::activation(in, op.microbatch, op.slice));
-        if (out.value() != kNone) bound.output = slot(Value::activation(out, op.microbatch, op.slice));
+        if (in.value() != kAbsent) bound.input = read(Value::activation(in, op.microbatch, op.slice));
+        if (out.value() != kAbsent) bound.output = slot(Value::activation(out, op.microbatch, op.slice));
         if (train) bound.stash.slot = slot(Value::stash(op.stage, op.microbatch, op.slice));
         break;
       case OpKind::kBackward:
       case OpKind::kBackwardInput:
-        if (out.value() != kNone) bound.input = read(Value::gradient(out, op.microbatch, op.slice));
-        if (in.value() != kNone) bound.output = slot(Value::gradient(in, op.microbatch, op.slice));
+        if (out.value() != kAbsent) bound.input = read(Value::gradient(out, op.microbatch, op.slice));
+        if (in.value() != kAbsent) bound.output = slot(Value::gradient(in, op.microbatch, op.slice));
         bound.stash = read(Value::stash(op.stage, op.microbatch, op.slice));
         if (op.kind == OpKind::kBackwardInput)
           bound.weight_stash.slot = slot(Value::weight_stash(op.stage, op.microbatch, op.slice));
@@ -297,7 +297,7 @@ class RowBinder {
   const Program& program_;
   const RouteIds& ids_;
   std::size_t rank_;
-  const std::vector<EdgeId>& into_;  ///< per stage, kNone where there is none
+  const std::vector<EdgeId>& into_;  ///< per stage, kAbsent where there is none
   const std::vector<EdgeId>& out_of_;
   BoundRow row_;
   std::size_t position_ = 0;
@@ -318,13 +318,13 @@ class RowBinder {
 
 Result<BoundProgram> bind(const Program& program) {
   const Layout& layout = program.layout;
-  std::vector<EdgeId> into(layout.stages.size(), EdgeId{kNone});
-  std::vector<EdgeId> out_of(layout.stages.size(), EdgeId{kNone});
+  std::vector<EdgeId> into(layout.stages.size(), EdgeId{kAbsent});
+  std::vector<EdgeId> out_of(layout.stages.size(), EdgeId{kAbsent});
   for (std::size_t e = 0; e < layout.edges.size(); ++e) {
     const EdgeId edge{static_cast<std::int32_t>(e)};
     EdgeId& in = into[layout.edges[e].consumer.index()];
     EdgeId& out = out_of[layout.edges[e].producer.index()];
-    if (in.value() != kNone || out.value() != kNone)
+    if (in.value() != kAbsent || out.value() != kAbsent)
       return make_error(
           ErrorCode::kUnsupported, "engine.branches",
           "edge {} from stage {} to stage {}: a stage with several predecessors or successors is not run yet", e,

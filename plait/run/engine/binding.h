@@ -10,12 +10,12 @@
 
 namespace plait {
 
-inline constexpr std::int32_t kNone = -1;
+inline constexpr std::int32_t kAbsent = -1;
 
 /// Where an instruction finds a value: in a slot of its rank, after `transfer` arrived if there is one.
 struct Source {
-  std::int32_t slot = kNone;    ///< none: the instruction has no such input
-  TransferId transfer = kNone;  ///< none: the value was made on this rank
+  std::int32_t slot = kAbsent;    ///< none: the instruction has no such input
+  TransferId transfer = kAbsent;  ///< none: the value was made on this rank
   friend bool operator==(const Source&, const Source&) = default;
 };
 
@@ -35,48 +35,48 @@ struct BoundOp {
   std::int32_t data = 0;  ///< index into the step's slices: micro-batch x slices + slice
   std::int32_t slice = 0;
   Source input;                 ///< payload slot
-  std::int32_t output = kNone;  ///< payload slot
+  std::int32_t output = kAbsent;  ///< payload slot
   Source stash;                 ///< F writes the slot; B and BW take from it
   Source weight_stash;          ///< B writes the slot; W takes from it
-  std::int32_t cache = kNone;   ///< keys and values of the micro-batch, where sequences are cut
+  std::int32_t cache = kAbsent;   ///< keys and values of the micro-batch, where sequences are cut
   enum class CacheUse : std::uint8_t { kStays, kEnds } cache_use = CacheUse::kStays;
   friend bool operator==(const BoundOp&, const BoundOp&) = default;
 };
 struct BoundSend {
-  TransferId transfer = kNone;
+  TransferId transfer = kAbsent;
   ValueKind kind = ValueKind::kActivation;
   Source source;  ///< slot of the kind; the group for a weight gradient
   Arrivals arrivals;
   friend bool operator==(const BoundSend&, const BoundSend&) = default;
 };
 struct BoundReceive {
-  TransferId transfer = kNone;
+  TransferId transfer = kAbsent;
   ValueKind kind = ValueKind::kActivation;
   friend bool operator==(const BoundReceive&, const BoundReceive&) = default;
 };
 struct BoundWaitSent {
-  TransferId transfer = kNone;
+  TransferId transfer = kAbsent;
   friend bool operator==(const BoundWaitSent&, const BoundWaitSent&) = default;
 };
 /// Enters or finishes the all-reduce of a group's gradient.
 struct BoundReduceGrad {
-  CollectiveId collective = kNone;
+  CollectiveId collective = kAbsent;
   GroupId group;
   Arrivals arrivals;
   friend bool operator==(const BoundReduceGrad&, const BoundReduceGrad&) = default;
 };
 struct BoundFinishGrad {
-  CollectiveId collective = kNone;
+  CollectiveId collective = kAbsent;
   friend bool operator==(const BoundFinishGrad&, const BoundFinishGrad&) = default;
 };
 /// Enters or finishes the all-reduce of the norm. What arrived for any group is added before.
 struct BoundReduceNorm {
-  CollectiveId collective = kNone;
+  CollectiveId collective = kAbsent;
   Arrivals arrivals;
   friend bool operator==(const BoundReduceNorm&, const BoundReduceNorm&) = default;
 };
 struct BoundFinishNorm {
-  CollectiveId collective = kNone;
+  CollectiveId collective = kAbsent;
   friend bool operator==(const BoundFinishNorm&, const BoundFinishNorm&) = default;
 };
 struct BoundAdd {
@@ -94,7 +94,7 @@ using BoundInstr = std::variant<BoundNothing, BoundOp, BoundSend, BoundReceive, 
 
 struct Arrival {
   GroupId group;
-  TransferId transfer = kNone;
+  TransferId transfer = kAbsent;
   friend bool operator==(const Arrival&, const Arrival&) = default;
 };
 

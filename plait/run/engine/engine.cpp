@@ -188,7 +188,7 @@ class ThreadEngine final : public Engine {
     if (dead_)
       return make_error(ErrorCode::kTransport, "engine.dead",
                         "the engine died of an earlier error and must be made anew: {}", dead_->message);
-    for (WaitState& wait : waits_) wait.peer.store(kNone);
+    for (WaitState& wait : waits_) wait.peer.store(kAbsent);
     const StepContext context{
         .program = &program_run.program,
         .transport = program_run.transport.get(),

@@ -21,7 +21,7 @@ namespace plait {
 /// What a rank waits for right now, readable from other ranks: who is silent is found by following these.
 struct alignas(64) WaitState {
   std::atomic<std::int32_t> position = 0;
-  std::atomic<std::int32_t> peer = kNone;
+  std::atomic<std::int32_t> peer = kAbsent;
   std::atomic<std::int64_t> since = 0;  ///< Clock ticks
 };
 

@@ -69,7 +69,7 @@ bool RowRunner::await(RankId peer, const Wait& wait) {
   state.peer.store(peer.value(), std::memory_order_release);
   const WaitStatus status = wait(now + context_.timeout);
   switch (status) {
-    case WaitStatus::kReady: state.peer.store(kNone, std::memory_order_relaxed); return true;
+    case WaitStatus::kReady: state.peer.store(kAbsent, std::memory_order_relaxed); return true;
     case WaitStatus::kTimedOut: failure_ = timed_out(); return false;
     case WaitStatus::kStopped:
       return fail(ErrorCode::kInterrupted, "engine.stopped", "stopped because another rank failed");
@@ -93,7 +93,7 @@ Error RowRunner::timed_out() const {
   RankId waiting = worker_.rank_;
   for (std::size_t hops = 0; hops < context_.waits->size(); ++hops) {
     const RankId peer{(*context_.waits)[waiting.index()].peer.load(std::memory_order_acquire)};
-    if ((*context_.waits)[peer.index()].peer.load(std::memory_order_acquire) == kNone) break;
+    if ((*context_.waits)[peer.index()].peer.load(std::memory_order_acquire) == kAbsent) break;
     waiting = peer;
   }
   const WaitState& state = (*context_.waits)[waiting.index()];
@@ -117,8 +117,8 @@ bool RowRunner::receive(TransferId transfer, Message& message) {
 
 bool RowRunner::take_payload(const Source& source, const std::vector<std::int64_t>& widths, const SliceData& data,
                              Payload& payload) {
-  if (source.slot == kNone) return true;
-  if (source.transfer == kNone) {
+  if (source.slot == kAbsent) return true;
+  if (source.transfer == kAbsent) {
     payload = std::move(run_.payloads[static_cast<std::size_t>(source.slot)]);
     return true;
   }
@@ -134,7 +134,7 @@ bool RowRunner::take_payload(const Source& source, const std::vector<std::int64_
 }
 
 bool RowRunner::take_stash(const Source& source, Stash& stash) {
-  if (source.transfer == kNone) {
+  if (source.transfer == kAbsent) {
     stash = std::move(run_.stashes[static_cast<std::size_t>(source.slot)]);
     return true;
   }
@@ -148,7 +148,7 @@ bool RowRunner::take_stash(const Source& source, Stash& stash) {
 }
 
 bool RowRunner::take_weight_stash(const Source& source, WeightStash& weight_stash) {
-  if (source.transfer == kNone) {
+  if (source.transfer == kAbsent) {
     weight_stash = std::move(run_.weight_stashes[static_cast<std::size_t>(source.slot)]);
     return true;
   }
@@ -185,14 +185,14 @@ bool RowRunner::forward(const BoundOp& op, const SliceData& data) {
   Payload input;
   if (!take_payload(op.input, kernels.input_widths(), data, input)) return false;
   Stash* stash = nullptr;
-  if (op.stash.slot != kNone) {
+  if (op.stash.slot != kAbsent) {
     stash = &run_.stashes[static_cast<std::size_t>(op.stash.slot)];
     run_.peak_stashes = std::max(run_.peak_stashes, ++run_.live_stashes);
   }
-  KvCache* cache = op.cache == kNone ? nullptr : &run_.caches[static_cast<std::size_t>(op.cache)];
+  KvCache* cache = op.cache == kAbsent ? nullptr : &run_.caches[static_cast<std::size_t>(op.cache)];
   compute_begins();
   ForwardResult result = kernels.forward(data, std::move(input), stash, cache);
-  if (op.output != kNone) run_.payloads[static_cast<std::size_t>(op.output)] = std::move(result.output);
+  if (op.output != kAbsent) run_.payloads[static_cast<std::size_t>(op.output)] = std::move(result.output);
   if (result.loss.defined())
     run_.losses[static_cast<std::size_t>(op.data)] =
         result.loss.is_cpu() ? *result.loss.const_data_ptr<double>() : result.loss.item<double>();
@@ -206,14 +206,14 @@ bool RowRunner::backward(const BoundOp& op, const SliceData& data) {
   if (!take_payload(op.input, kernels.output_widths(), data, output_grad)) return false;
   Stash stash;
   if (!take_stash(op.stash, stash)) return false;
-  KvCache* cache = op.cache == kNone ? nullptr : &run_.caches[static_cast<std::size_t>(op.cache)];
+  KvCache* cache = op.cache == kAbsent ? nullptr : &run_.caches[static_cast<std::size_t>(op.cache)];
   WeightStash own;
   WeightStash* weight_stash =
       op.kind == OpKind::kBackward ? &own : &run_.weight_stashes[static_cast<std::size_t>(op.weight_stash.slot)];
   compute_begins();
   Payload input_grad = kernels.backward_input(data, std::move(output_grad), std::move(stash), weight_stash, cache,
                                               static_cast<int>(op.slice));
-  if (op.output != kNone) run_.payloads[static_cast<std::size_t>(op.output)] = std::move(input_grad);
+  if (op.output != kAbsent) run_.payloads[static_cast<std::size_t>(op.output)] = std::move(input_grad);
   if (op.cache_use == BoundOp::CacheUse::kEnds) *cache = KvCache{};
   if (op.kind == OpKind::kBackward) {
     kernels.backward_weight(std::move(own));
@@ -265,7 +265,7 @@ bool RowRunner::execute(const BoundSend& send) {
     default: break;
   }
   Message message{.value = value, .tensors = {}, .counts = {}};
-  if (send.source.transfer == kNone) {
+  if (send.source.transfer == kAbsent) {
     message.tensors = std::move(run_.payloads[slot]);
   } else {
     if (!receive(send.source.transfer, message)) return false;
