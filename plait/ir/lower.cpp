@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -73,7 +74,7 @@ class TransferPass {
         progress |= advance(rank);
       }
       if (done) return std::move(out_);
-      if (!progress) return stuck();
+      if (!progress && !force_route()) return stuck();
     }
   }
 
@@ -116,13 +117,53 @@ class TransferPass {
     return {};
   }
 
-  /// Takes the rank's next action (a pair is one) if nothing it waits for is missing.
-  bool advance(std::size_t rank) {
+  /// The instruction that a rank stands at, idle cells skipped; null behind the last one.
+  const Instr* head(std::size_t rank) {
     const Row& row = rows_[rank];
     std::size_t& next = next_[rank];
     while (next < row.size() && std::holds_alternative<Idle>(row[next])) ++next;
-    if (next >= row.size()) return true;
+    return next < row.size() ? &row[next] : nullptr;
+  }
+
+  /// A route of the schedule's own: both ends at one moment, as for the transfers placed here, so that it has its place
+  /// in the one global order in which all pairs match.
+  bool advance_route(std::size_t rank, Value value, RankId peer) {
+    if (peer.value() < 0 || peer.index() >= rows_.size() || peer.index() == rank) return false;
+    const Instr* other = head(peer.index());
+    if (other == nullptr) return false;
+    const RankId here{static_cast<std::int32_t>(rank)};
+    const Instr& own = rows_[rank][next_[rank]];
+    const bool matches = std::holds_alternative<Send>(own) ? *other == Instr(Recv{.value = value, .peer = here})
+                                                           : *other == Instr(Send{.value = value, .peer = here});
+    if (!matches) return false;
+    out_[rank].push_back(own);
+    out_[peer.index()].push_back(*other);
+    ++next_[rank];
+    ++next_[peer.index()];
+    return true;
+  }
+
+  /// Where routes cannot match in one order (a ring in which all send first), or have no other end: the lowest rank that
+  /// stands at one takes it alone. Whether that is sound is for the verifier to say.
+  bool force_route() {
+    for (std::size_t rank = 0; rank < rows_.size(); ++rank) {
+      const Instr* instr = head(rank);
+      if (instr == nullptr || !(std::holds_alternative<Send>(*instr) || std::holds_alternative<Recv>(*instr))) continue;
+      out_[rank].push_back(*instr);
+      ++next_[rank];
+      return true;
+    }
+    return false;
+  }
+
+  /// Takes the rank's next action (a pair is one) if nothing it waits for is missing.
+  bool advance(std::size_t rank) {
+    if (head(rank) == nullptr) return true;
+    const Row& row = rows_[rank];
+    std::size_t& next = next_[rank];
     const Instr& instr = row[next];
+    if (const Send* send = std::get_if<Send>(&instr)) return advance_route(rank, send->value, send->peer);
+    if (const Recv* recv = std::get_if<Recv>(&instr)) return advance_route(rank, recv->value, recv->peer);
     if (const Op* op = std::get_if<Op>(&instr)) {
       if (missing(*op, rank)) return false;
       out_[rank].push_back(*op);
@@ -276,6 +317,11 @@ std::vector<Row> add_send_waits(const Layout& layout, const std::vector<Row>& ro
   std::vector<Row> out;
   out.reserve(rows.size());
   for (const Row& row : rows) {
+    // Sends that the schedule waits for itself.
+    std::set<std::pair<Value, RankId>> own_waits;
+    for (const Instr& instr : row)
+      if (const WaitSend* wait = std::get_if<WaitSend>(&instr)) own_waits.emplace(wait->value, wait->peer);
+    // A value may travel more than once (evicted again); the schedule waits for all of its sends or for none.
     Row waited;
     waited.reserve(row.size() + row.size() / 4);
     std::vector<Send> sends;
@@ -284,6 +330,7 @@ std::vector<Row> add_send_waits(const Layout& layout, const std::vector<Row>& ro
     for (const Instr& instr : row) {
       waited.push_back(instr);
       if (const Send* send = std::get_if<Send>(&instr)) {
+        if (own_waits.contains({send->value, send->peer})) continue;
         sends.push_back(*send);
         if (send->value.kind() == ValueKind::kActivation)
           pending_peer[cells.at(send->value.edge().index(), send->value.microbatch(), send->value.slice())] = send->peer.value();

@@ -15,7 +15,8 @@ namespace plait {
 /// 3. add_steps (training only): all-reduce of the gradients of groups with several homes, all-reduce of the norm,
 ///    then the steps, each in the order of the group ids.
 ///
-/// A schedule's own routes stay where they stand.
+/// A schedule's own routes stay where they stand; both ends of one are placed at one moment of the same global order where the
+/// schedule allows it. Sends that the schedule waits for itself get no second wait.
 ///
 /// \errors kInvalidSchedule: an id is out of range, an op stands twice (verify.duplicate_op), or the ops wait for each
 ///         other in a circle (verify.deadlock); the message names rank, position and op

@@ -1,0 +1,177 @@
+#include "plait/schedules/common.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace plait {
+namespace {
+
+/// Most activations that a rank may hold: one slot more than half of the pair's p+1 serves as transfer buffer.
+int bound(int num_ranks) {
+  return (num_ranks + 3) / 2;
+}
+
+Result<> supports(const ScheduleShape& shape) {
+  return check_plain("bpipe", shape);
+}
+
+/// 1F1B's order for one rank.
+std::vector<Op> order_of(int rank, int num_ranks, int num_microbatches) {
+  std::vector<Op> ops;
+  const int warmup = std::min(num_microbatches, num_ranks - rank - 1);
+  for (int m = 0; m < warmup; ++m) ops.push_back(forward(rank, m));
+  for (int m = warmup; m < num_microbatches; ++m) {
+    ops.push_back(forward(rank, m));
+    ops.push_back(backward(rank, m - warmup));
+  }
+  for (int m = num_microbatches - warmup; m < num_microbatches; ++m) ops.push_back(backward(rank, m));
+  return ops;
+}
+
+struct Span {
+  Ticks start = 0;
+  Ticks end = 0;
+};
+
+/// When each op of each rank runs if none waits for a stash.
+std::vector<std::vector<Span>> time_ops(const std::vector<std::vector<Op>>& orders, const ScheduleShape& shape) {
+  const std::size_t p = orders.size();
+  const auto num_microbatches = static_cast<std::size_t>(*shape.microbatches);
+  std::vector<std::vector<Span>> spans(p);
+  std::vector<std::vector<Ticks>> forward_end(p);
+  std::vector<std::vector<Ticks>> backward_end(p);
+  std::vector<Ticks> clock(p, 0);
+  for (std::size_t placed = 0; placed < p * 2 * num_microbatches;) {
+    for (std::size_t r = 0; r < p; ++r) {
+      while (spans[r].size() < orders[r].size()) {
+        const Op& op = orders[r][spans[r].size()];
+        const bool is_forward = op.kind == OpKind::kForward;
+        const bool from_outside = is_forward ? r > 0 : r + 1 < p;
+        Ticks start = clock[r];
+        if (from_outside) {
+          const auto& inputs = is_forward ? forward_end[r - 1] : backward_end[r + 1];
+          if (inputs.size() <= op.microbatch.index()) break;
+          start = std::max(start, inputs[op.microbatch.index()] + shape.times.transfer);
+        }
+        clock[r] = start + (is_forward ? shape.times.forward : shape.times.backward + shape.times.weight);
+        spans[r].push_back({.start = start, .end = clock[r]});
+        (is_forward ? forward_end : backward_end)[r].push_back(clock[r]);
+        ++placed;
+      }
+    }
+  }
+  return spans;
+}
+
+/// What an evictor does with stashes right before one of its ops.
+struct Visit {
+  enum class Way { kEvict, kLoad } way = Way::kEvict;
+  int microbatch = 0;
+};
+
+/// Policy: whenever a forward, or the load before a backward, needs a slot and all are taken, the newest local activation
+/// goes to the partner: its backward is the furthest away. One list per op of the order.
+std::vector<std::vector<Visit>> plan_visits(const std::vector<Op>& order, int num_slots) {
+  std::vector<std::vector<Visit>> visits(order.size());
+  std::vector<int> local;    // ascending
+  std::vector<int> evicted;  // ascending
+  for (std::size_t at = 0; at < order.size(); ++at) {
+    const int m = order[at].microbatch.value();
+    const auto away = std::find(evicted.begin(), evicted.end(), m);
+    const bool loads = order[at].kind == OpKind::kBackward && away != evicted.end();
+    const bool needs_slot = order[at].kind == OpKind::kForward || loads;
+    if (needs_slot && static_cast<int>(local.size()) == num_slots) {
+      visits[at].push_back({.way = Visit::Way::kEvict, .microbatch = local.back()});
+      evicted.push_back(local.back());
+      local.pop_back();
+    }
+    if (loads) {
+      visits[at].push_back({.way = Visit::Way::kLoad, .microbatch = m});
+      evicted.erase(std::find(evicted.begin(), evicted.end(), m));
+    }
+    if (order[at].kind == OpKind::kForward)
+      local.push_back(m);
+    else if (!loads)
+      local.erase(std::find(local.begin(), local.end(), m));
+  }
+  return visits;
+}
+
+/// The rows of an evictor and its acceptor. A visit's other end stands in the acceptor's row before the first op that has not
+/// ended when the visit begins: there it is posted in time, and since nothing that began before the visit can depend on
+/// an op that ends behind it, sends and receives match in one order even when both block until matched.
+void add_visits(Row& evictor_row, Row& acceptor_row, int evictor, int acceptor,
+                const std::vector<std::vector<Op>>& orders, const std::vector<std::vector<Span>>& spans,
+                int num_slots) {
+  const auto e = static_cast<std::size_t>(evictor);
+  const auto a = static_cast<std::size_t>(acceptor);
+  const auto visits = plan_visits(orders[e], num_slots);
+  std::size_t at_acceptor = 0;
+  for (std::size_t at = 0; at < orders[e].size(); ++at) {
+    // What the acceptor has ended before this op begins.
+    while (!visits[at].empty() && at_acceptor < orders[a].size() && spans[a][at_acceptor].end <= spans[e][at].start)
+      acceptor_row.push_back(orders[a][at_acceptor++]);
+    for (const Visit& visit : visits[at]) {
+      const Value stash = Value::stash(StageId{evictor}, MicrobatchId{visit.microbatch}, SliceId{0});
+      if (visit.way == Visit::Way::kEvict) {
+        evictor_row.push_back(Send{.value = stash, .peer = RankId{acceptor}});
+        evictor_row.push_back(WaitSend{.value = stash, .peer = RankId{acceptor}});  // the slot is free only then
+        acceptor_row.push_back(Recv{.value = stash, .peer = RankId{evictor}});
+      } else {
+        evictor_row.push_back(Recv{.value = stash, .peer = RankId{acceptor}});
+        acceptor_row.push_back(Send{.value = stash, .peer = RankId{evictor}});
+      }
+    }
+    evictor_row.push_back(orders[e][at]);
+  }
+  while (at_acceptor < orders[a].size()) acceptor_row.push_back(orders[a][at_acceptor++]);
+}
+
+Result<Schedule> build(const ScheduleShape& shape) {
+  const int p = shape.ranks;
+  PLAIT_TRY(Layout layout, pipeline_layout("bpipe", shape, p, [](int stage) { return stage; }));
+  std::vector<std::vector<Op>> orders;
+  for (int rank = 0; rank < p; ++rank) orders.push_back(order_of(rank, p, *shape.microbatches));
+  const auto spans = time_ops(orders, shape);
+  std::vector<Row> rows(static_cast<std::size_t>(p));
+  for (int rank = 0; rank < p / 2; ++rank) {
+    const int partner = p - 1 - rank;
+    add_visits(rows[static_cast<std::size_t>(rank)], rows[static_cast<std::size_t>(partner)], rank, partner, orders,
+               spans, bound(p));
+  }
+  if (p % 2 == 1)
+    for (const Op& op : orders[static_cast<std::size_t>(p / 2)]) rows[static_cast<std::size_t>(p / 2)].push_back(op);
+  return Schedule{.layout = std::move(layout), .rows = std::move(rows)};
+}
+
+/// Evictions of a rank: micro-batch u goes exactly when u <= m-2 and u mod (p-1-rank) >= bound-1.
+std::int64_t num_evictions(int rank, const ScheduleShape& shape) {
+  const int warmup = shape.ranks - 1 - rank;
+  std::int64_t count = 0;
+  for (int u = 0; u <= *shape.microbatches - 2; ++u) count += u % warmup >= bound(shape.ranks) - 1 ? 1 : 0;
+  return count;
+}
+
+Expectation expect(const ScheduleShape& shape) {
+  const int p = shape.ranks;
+  const Ticks op = work(shape.times);
+  std::int64_t visits = 0;
+  for (int rank = 0; rank < p / 2; ++rank) visits += 2 * num_evictions(rank, shape);
+  return Expectation{.makespan = (*shape.microbatches + p - 1) * op,
+                     .max_idle = (p - 1) * op,
+                     .sends = visits + count_sends(shape, p, [](int stage) { return stage; })};
+}
+
+constexpr ScheduleInfo kInfo{
+    .name = "bpipe",
+    .summary = "1F1B that parks surplus activations of early ranks at late ones, to level their memory",
+    .needs = "any p, m; one chunk",
+    .forms = "1F1B's bubble; memory at most ceil((p+2)/2); E_x = #{u <= m-2 : u mod (p-1-x) >= bound-1} evictions",
+    .source = "Kim et al. 2023 (ICML); Huang et al. 2024, arXiv:2401.02088",
+    .supports = &supports,
+    .build = &build,
+    .expect = &expect};
+PLAIT_REGISTER_SCHEDULE(kInfo);
+
+}  // namespace
+}  // namespace plait

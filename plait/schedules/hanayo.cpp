@@ -1,0 +1,56 @@
+#include "plait/schedules/common.h"
+#include "plait/schedules/list_scheduler.h"
+
+namespace plait {
+namespace {
+
+constexpr int kDefaultChunks = 2;  // one wave
+
+Result<> supports(const ScheduleShape& shape) {
+  PLAIT_TRY_VOID(check_sizes("hanayo", shape));
+  PLAIT_TRY_VOID(check_whole_sequences("hanayo", shape));
+  const int chunks = shape.chunks.value_or(kDefaultChunks);
+  if (chunks % 2 != 0)
+    return make_error(
+        ErrorCode::kInvalidArgument, "schedule.chunks",
+        "hanayo: a wave runs down and up the ranks, so W waves are --chunks 2W, got --chunks {}; use an even number",
+        chunks);
+  return check_layers("hanayo", shape, shape.ranks * chunks);
+}
+
+/// The order is greedy: no order is published in a form that could be restated. One forward takes a slot, one full backward
+/// two; at most p micro-batches are in flight, as in the unidirectional counterpart of Chimera.
+Result<Schedule> build(const ScheduleShape& shape) {
+  const int p = shape.ranks;
+  const int num_stages = p * shape.chunks.value_or(kDefaultChunks);
+  const auto home = [p](int stage) { return v_rank(stage, p); };
+  PLAIT_TRY(Layout layout, pipeline_layout("hanayo", shape, num_stages, home));
+  auto rows = list_schedule({.num_ranks = p,
+                             .num_stages = num_stages,
+                             .num_microbatches = *shape.microbatches,
+                             .home = home,
+                             .times = {.forward = 1, .backward = 1, .weight = 1, .transfer = 0},
+                             .backward = ListSpec::Backward::kFull,
+                             .in_flight_limit = p});
+  PLAIT_CHECK(rows.has_value(), "no memory limit was given");
+  return Schedule{.layout = std::move(layout), .rows = *std::move(rows)};
+}
+
+Expectation expect(const ScheduleShape& shape) {
+  const int p = shape.ranks;
+  return Expectation{.sends = count_sends(shape, p * shape.chunks.value_or(kDefaultChunks),
+                                          [p](int stage) { return v_rank(stage, p); })};
+}
+
+constexpr ScheduleInfo kInfo{.name = "hanayo",
+                             .summary = "waves: the stages run down and up the ranks W times, one copy of the weights",
+                             .needs = "any p, m; chunks 2W for W waves, 2 unless given",
+                             .forms = "memory at most p; no bubble is stated",
+                             .source = "Liu et al. 2023, arXiv:2308.15762; placement from there, greedy order",
+                             .supports = &supports,
+                             .build = &build,
+                             .expect = &expect};
+PLAIT_REGISTER_SCHEDULE(kInfo);
+
+}  // namespace
+}  // namespace plait
