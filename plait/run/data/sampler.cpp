@@ -1,36 +1,20 @@
 #include "plait/run/data/sampler.h"
 
 #include "plait/base/check.h"
+#include "plait/run/data/random.h"
 
 #include <numeric>
 #include <utility>
 
 namespace plait {
-namespace {
-
-/// Finaliser of SplitMix64. \source Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators", fig. 15
-std::uint64_t mix(std::uint64_t z) {
-  z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9ULL;
-  z = (z ^ (z >> 27U)) * 0x94d049bb133111ebULL;
-  return z ^ (z >> 31U);
-}
-
-/// 2^64 / golden ratio, odd: the increment of the same generator.
-constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
-
-std::uint64_t draw(std::uint64_t key, std::uint64_t counter) {
-  return mix(key + (counter + 1) * kGolden);
-}
-
-}  // namespace
 
 std::vector<std::uint32_t> shuffled_rows(std::uint32_t n, std::uint64_t seed, std::uint64_t epoch) {
-  const std::uint64_t key = draw(mix(seed + kGolden), epoch);
+  const std::uint64_t key = random_bits(random_bits(seed, 0), epoch);
   std::vector<std::uint32_t> rows(n);
   std::iota(rows.begin(), rows.end(), 0U);
   for (std::uint32_t i = n; i > 1; --i) {
     // The high 32 bits scaled to [0, i): the bias is below n / 2^32, far under what a shuffle needs.
-    const std::uint64_t j = ((draw(key, i) >> 32U) * i) >> 32U;
+    const std::uint64_t j = ((random_bits(key, i) >> 32U) * i) >> 32U;
     std::swap(rows[i - 1], rows[j]);
   }
   return rows;

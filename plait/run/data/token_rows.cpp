@@ -1,11 +1,11 @@
 #include "plait/run/data/token_rows.h"
 
+#include "plait/base/files.h"
+
 #include <nlohmann/json.hpp>
 
-#include <array>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <utility>
 
@@ -15,19 +15,7 @@ namespace {
 using nlohmann::json;
 
 Result<std::string> read_bytes(const std::filesystem::path& file) {
-  std::error_code ec;
-  const auto status = std::filesystem::status(file, ec);
-  if (!std::filesystem::exists(status))
-    return make_error(ErrorCode::kIo, "data.missing", "{}: no such file", file.string());
-  if (std::filesystem::is_directory(status))
-    return make_error(ErrorCode::kIo, "data.missing", "{}: a folder, but a file is needed", file.string());
-  std::ifstream in(file, std::ios::binary);
-  if (!in) return make_error(ErrorCode::kIo, "data.missing", "{}: cannot be opened for reading", file.string());
-  std::string bytes;
-  std::array<char, 1U << 16U> chunk{};
-  while (in.read(chunk.data(), chunk.size()) || in.gcount() > 0)
-    bytes.append(chunk.data(), static_cast<std::size_t>(in.gcount()));
-  if (in.bad()) return make_error(ErrorCode::kIo, "data.missing", "{}: reading failed", file.string());
+  PLAIT_TRY(std::string bytes, read_file(file));
   if (bytes.empty()) return make_error(ErrorCode::kIo, "data.empty", "{}: the file is empty", file.string());
   return bytes;
 }

@@ -39,18 +39,18 @@ struct TokenRows {
 /// \errors kIo "data.empty" if there is no token, "data.short" if there are fewer than seq + 1
 Result<TokenRows> cut_rows(std::vector<TokenId> tokens, std::int64_t seq, std::string source);
 
-/// The bytes of a text file through a tokenizer. \errors kIo "data.missing", "data.empty"
+/// The bytes of a text file through a tokenizer. \errors kIo "io.read", "data.empty"
 Result<std::vector<TokenId>> read_text(const std::filesystem::path& file, const Tokenizer& tokenizer);
 
 enum class BinType : std::uint8_t { kUint16, kUint32 };
 
 /// A file that is nothing but token ids, little endian, one behind the other.
-/// \errors kIo "data.missing", "data.empty", "data.size" if the size is no multiple of an id's
+/// \errors kIo "io.read", "data.empty", "data.size" if the size is no multiple of an id's
 Result<std::vector<TokenId>> read_bin(const std::filesystem::path& file, BinType type);
 
 /// Rows as they are: {"tokens": [[...], ...]} and, if some targets do not count, "mask" of the same shape or one
 /// shorter per row (an entry per target), 0 where the target is not counted.
-/// \errors kIo "data.missing", "data.json" for other JSON, rows of unequal length, rows shorter than two tokens
+/// \errors kIo "io.read", "data.json" for other JSON, rows of unequal length, rows shorter than two tokens
 Result<TokenRows> read_json_rows(const std::filesystem::path& file);
 
 /// Every id must lie in [0, vocab_size). \errors kIo "data.vocabulary" with the place of the first that does not

@@ -1,0 +1,74 @@
+#include "plait/cli/run/schedule_choice.h"
+
+#include "plait/run/train/evaluate.h"
+#include "plait/schedules/schedule_info.h"
+
+#include <utility>
+
+namespace plait::cli {
+namespace {
+
+constexpr int kDefaultRanks = 2;
+constexpr int kDefaultMicrobatches = 4;
+constexpr int kDefaultLayers = 4;
+
+/// Unit and default of a flag that schedule_flags knows without them.
+void complete(FlagSet& flags, const char* flag, const char* unit, int value) {
+  flags.app().get_option(flag)->type_name(unit)->default_str(std::to_string(value));
+}
+
+template <class T>
+nlohmann::ordered_json value_or_null(const std::optional<T>& value) {
+  return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
+}
+
+}  // namespace
+
+void ScheduleChoice::add_to(FlagSet& flags) {
+  flags.add("Schedule", "--schedule", name, "NAME|FILE",
+            "a registered schedule, or a file in the text format or PyTorch's CSV");
+  add_schedule_flags(flags.app(), shape);
+  complete(flags, "--ranks", "RANKS", kDefaultRanks);
+  complete(flags, "--microbatches", "COUNT", kDefaultMicrobatches);
+  complete(flags, "--layers", "LAYERS", kDefaultLayers);
+  const auto print = [&](const char* key, auto& field) {
+    flags.add_printer(key, [&field] { return value_or_null(field); });
+  };
+  print("ranks", shape.ranks);
+  print("microbatches", shape.microbatches);
+  print("chunks", shape.chunks);
+  print("slices", shape.slices);
+  print("layers", shape.layers);
+  print("repeats", shape.repeats);
+  print("rounds", shape.rounds);
+  print("folds", shape.folds);
+  print("groups", shape.groups);
+  print("order", shape.order);
+  print("recompute", shape.recompute);
+  print("qkv", shape.qkv);
+  print("slice-cut", shape.slice_cut);
+  print("head", shape.head);
+  print("memory-limit", shape.memory_limit);
+}
+
+void ScheduleChoice::fill_defaults() {
+  if (!shape.layers) shape.layers = kDefaultLayers;
+  if (!find_schedule(name)) return;  // A file has sizes of its own.
+  if (!shape.ranks) shape.ranks = kDefaultRanks;
+  if (!shape.microbatches && !shape.repeats && !shape.rounds) shape.microbatches = kDefaultMicrobatches;
+}
+
+Result<ChosenSchedule> choose_schedule(const ScheduleChoice& choice, const ModelConfig& model) {
+  ScheduleFlags shape = choice.shape;
+  shape.layers = model.num_layers;
+  shape.head = model.tied_head ? "tied" : "untied";
+  PLAIT_TRY(ScheduleOrProgram loaded, load_schedule(choice.name, shape));
+  auto forward = forward_program(layout_of(loaded), rows_of(loaded));
+  PLAIT_TRY(Program program, lowered(std::move(loaded)));
+  PLAIT_TRY(VerifiedProgram verified, prove(std::move(program)));
+  ChosenSchedule chosen{.program = std::move(verified), .forward = {}};
+  if (forward) chosen.forward = *std::move(forward);
+  return chosen;
+}
+
+}  // namespace plait::cli

@@ -1,0 +1,10 @@
+#pragma once
+
+namespace plait::cli {
+
+/// From here on the first SIGINT or SIGTERM asks the run to stop behind the step it is in; the second ends the process at
+/// once, as if nothing caught it.
+void catch_stop_signals();
+bool stop_requested();
+
+}  // namespace plait::cli

@@ -1,0 +1,104 @@
+#include "plait/cli/run/commands.h"
+#include "plait/cli/run/progress.h"
+#include "plait/cli/run/stop_signal.h"
+#include "plait/cli/run/summary.h"
+#include "plait/cli/run/train_flags.h"
+#include "plait/run/train/model_source.h"
+#include "plait/run/train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace plait::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kValidationFraction = 0.02;  // of a text; rows from JSON are all trained on unless asked otherwise
+
+/// runs/001, runs/002, ...: the first that is not there.
+std::string next_run_folder() {
+  for (int number = 1;; ++number) {
+    std::string folder = fmt::format("runs/{:03}", number);
+    std::error_code ec;
+    if (!fs::exists(folder, ec)) return folder;
+  }
+}
+
+/// The model of --init-from, if it is given.
+Result<std::optional<ModelSource>> read_source(const TrainFlags& f, const FlagSet& flags) {
+  if (f.init_from.empty()) return std::optional<ModelSource>();
+  if (const std::string flag = first_size_flag(flags); !flag.empty())
+    return make_error(ErrorCode::kInvalidArgument, "train.flags",
+                      "{} does not go with --init-from, whose model has its sizes", flag);
+  PLAIT_TRY(ModelSource source, load_model(f.init_from));
+  return std::optional(std::move(source));
+}
+
+/// A new model of the flags' sizes.
+Result<ModelConfig> new_model(const TrainFlags& f, const LoadedData& data) {
+  const auto vocab = data.tokenizer ? std::optional(data.tokenizer->vocab_size()) : std::nullopt;
+  const HeadTying tying = f.schedule.shape.head == "tied" ? HeadTying::kTied : HeadTying::kUntied;
+  return make_model_config(f.model, *f.schedule.shape.layers, tying, vocab, data.rows.row_size - 1);
+}
+
+Result<int> run(TrainFlags& f, const FlagSet& flags) {
+  if (f.resume && f.out.empty())
+    return make_error(ErrorCode::kInvalidArgument, "train.flags",
+                      "--resume needs --out, the folder of the run to go on with");
+  PLAIT_TRY(std::optional<ModelSource> source, read_source(f, flags));
+  const std::int64_t known_vocab = source ? source->config.vocab_size : f.model.vocab;
+  PLAIT_TRY(LoadedData data, load_data(f.data, flags, known_vocab > 0 ? std::optional(known_vocab) : std::nullopt));
+  PLAIT_TRY(TrainOptions options, train_options(f, data));
+  options.out = f.out.empty() ? next_run_folder() : f.out;
+  PLAIT_TRY(ModelConfig model, source ? Result<ModelConfig>(source->config) : new_model(f, data));
+  PLAIT_TRY(ChosenSchedule chosen, choose_schedule(f.schedule, model));
+  const double fraction = f.val_fraction >= 0 ? f.val_fraction : f.data.tokens.empty() ? kValidationFraction : 0.0;
+  const Split split = split_rows(data.rows.num_rows, fraction);
+  Progress progress(f.log_every);
+  if (fraction > 0 && split.num_validation == 0)
+    progress.on_note(
+        fmt::format("{} rows are too few to keep {} of them for validation", data.rows.num_rows, fraction));
+  const TrainJob job{.model = model,
+                     .program = std::move(chosen.program),
+                     .forward = std::move(chosen.forward),
+                     .rows = std::move(data.rows),
+                     .split = split,
+                     .initial = source ? std::move(source->parameters) : std::map<std::string, ParameterState>()};
+  progress.on_note(describe_run(job, options));
+  catch_stop_signals();
+  const Result<TrainSummary> summary = train(job, options, progress, &stop_requested);
+  progress.finish();
+  if (!summary) return summary.error();
+  PLAIT_TRY_VOID(
+      print_summary(job, options, *summary,
+                    {.sample_tokens = data.tokenizer ? f.sample_tokens : 0, .seed = f.seed, .format = f.format},
+                    data.tokenizer.get()));
+  return summary->interrupted ? exit_code(ErrorCode::kInterrupted) : 0;
+}
+
+}  // namespace
+
+Result<int> train_command(int argc, const char* const* argv) {
+  TrainFlags f;
+  FlagSet flags(
+      "plait train",
+      "Trains a model over several ranks by a schedule. Without flags: the default run on the King James Bible.");
+  f.add_to(flags);
+  PLAIT_TRY(const FlagSet::Outcome outcome, flags.parse(argc, argv));
+  if (outcome == FlagSet::Outcome::kHelpPrinted) return 0;
+  f.schedule.fill_defaults();
+  if (outcome == FlagSet::Outcome::kConfigRequested) {
+    std::fputs(flags.config_json().c_str(), stdout);
+    return 0;
+  }
+  return run(f, flags);
+}
+
+}  // namespace plait::cli

@@ -1,0 +1,304 @@
+#include "plait/run/train/trainer.h"
+
+#include "plait/base/files.h"
+#include "plait/ir/text.h"
+#include "plait/run/train/batches.h"
+#include "plait/run/train/durable_file.h"
+#include "plait/run/train/evaluate.h"
+#include "plait/run/train/trace.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace plait {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+std::string_view name_of(ComputeType type) {
+  switch (type) {
+    case ComputeType::kFloat32: return "fp32";
+    case ComputeType::kBFloat16: return "bf16";
+    case ComputeType::kFloat64: return "fp64";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(OptimizerKind kind) {
+  return kind == OptimizerKind::kAdamW ? "adamw" : "sgd";
+}
+
+DataIdentity identity_of(const TokenRows& rows, const Split& split) {
+  const auto used = static_cast<std::size_t>((split.num_train - 1) * rows.stride + rows.row_size);
+  const auto tokens = std::as_bytes(std::span(rows.tokens).first(used));
+  return DataIdentity{.num_rows = split.num_train,
+                      .row_size = rows.row_size,
+                      .crc = crc64({reinterpret_cast<const char*>(tokens.data()), tokens.size()})};
+}
+
+/// One run from its checks to its end.
+class Run {
+ public:
+  Run(const TrainJob& job, const TrainOptions& options, TrainObserver& observer)
+      : job_(job),
+        options_(options),
+        observer_(observer),
+        sampler_(std::max<std::int64_t>(1, job.split.num_train), options.seed, options.order) {}
+
+  Result<TrainSummary> go(const std::function<bool()>& stop_requested) {
+    PLAIT_TRY_VOID(check_inputs());
+    PLAIT_TRY_VOID(find_start());
+    PLAIT_TRY_VOID(check_space());
+    PLAIT_TRY_VOID(make_engine());
+    PLAIT_TRY(MetricsLog log, open_folder());
+    observer_.on_start(state_.step + 1, options_.steps);
+    while (state_.step < options_.steps && !summary_.interrupted) {
+      PLAIT_TRY_VOID(do_step(log));
+      summary_.interrupted = stop_requested() && state_.step < options_.steps;
+      if (summary_.interrupted || checkpoint_due()) PLAIT_TRY_VOID(save(log));
+    }
+    if (!summary_.val_loss && !summary_.interrupted && job_.split.num_validation > 0) {
+      PLAIT_TRY(summary_.val_loss, validate());
+    }
+    return finish();
+  }
+
+ private:
+  Result<> check_inputs() const;
+  Result<> find_start();
+  Result<> check_identity(const Checkpoint& checkpoint, const fs::path& path) const;
+  Result<> check_space() const;
+  Result<> make_engine();
+  Result<MetricsLog> open_folder() const;
+  Result<> do_step(MetricsLog& log);
+  Result<double> validate();
+  Result<> save(MetricsLog& log);
+  Result<TrainSummary> finish();
+  [[nodiscard]] std::int64_t rows_per_step() const {
+    return job_.program.program().layout.num_microbatches * options_.microbatch_size;
+  }
+  [[nodiscard]] bool due(std::int64_t every) const {
+    return state_.step == options_.steps || (every > 0 && state_.step % every == 0);
+  }
+  [[nodiscard]] bool checkpoint_due() const { return due(options_.checkpoint_every); }
+
+  const TrainJob& job_;
+  const TrainOptions& options_;
+  TrainObserver& observer_;
+  Sampler sampler_;
+  RunState state_;
+  std::optional<Checkpoint> resumed_;
+  std::unique_ptr<Engine> engine_;
+  TrainSummary summary_;
+  std::int64_t tokens_now_ = 0;
+  double seconds_now_ = 0;
+};
+
+Result<> Run::check_inputs() const {
+  if (job_.split.num_train < 1)
+    return make_error(ErrorCode::kIo, "data.short",
+                      "{}: no row is left to train on; lower --val-fraction or give more text", job_.rows.source);
+  if (const std::int64_t seq = job_.rows.row_size - 1; seq > job_.model.max_positions)
+    return make_error(ErrorCode::kInvalidArgument, "train.positions",
+                      "rows of {} predictions, but the model has {} positions; give a smaller --seq or more positions",
+                      seq, job_.model.max_positions);
+  return check_vocabulary(job_.rows.tokens, job_.model.vocab_size, job_.rows.source);
+}
+
+Result<> Run::find_start() {
+  const Layout& layout = job_.program.program().layout;
+  state_ = RunState{.seed = options_.seed,
+                    .shuffled = options_.order == RowOrder::kShuffled,
+                    .data = identity_of(job_.rows, job_.split),
+                    .optimizer = std::string(name_of(options_.engine.optimizer.kind)),
+                    .dtype = std::string(name_of(options_.engine.type)),
+                    .tokenizer = options_.tokenizer,
+                    .schedule = layout.name,
+                    .ranks = layout.num_ranks};
+  std::error_code ec;
+  if (options_.start == StartFrom::kScratch) {
+    for (const char* name : {"checkpoints", "metrics.jsonl", "program.plait"})
+      if (fs::exists(options_.out / name, ec))
+        return make_error(ErrorCode::kInvalidArgument, "train.out_taken",
+                          "{} already holds a run ({}); give --resume to go on with it, or another --out",
+                          options_.out.string(), name);
+    return {};
+  }
+  const CheckpointSearch search = find_checkpoint(options_.out);
+  for (const std::string& note : search.notes) observer_.on_note(note);
+  if (!search.newest) {
+    observer_.on_note(
+        fmt::format("{} holds no complete checkpoint; starting from the beginning", options_.out.string()));
+    return {};
+  }
+  PLAIT_TRY(resumed_, read_checkpoint(*search.newest));
+  PLAIT_TRY_VOID(check_identity(*resumed_, *search.newest));
+  state_.step = resumed_->state.step;
+  state_.samples = resumed_->state.samples;
+  summary_.checkpoint = *search.newest;
+  observer_.on_note(fmt::format("resuming behind step {} from {}", state_.step, search.newest->string()));
+  return {};
+}
+
+Result<> Run::check_identity(const Checkpoint& checkpoint, const fs::path& path) const {
+  const auto refuse = [&](std::string_view what, std::string_view found, std::string_view expected) {
+    return make_error(
+        ErrorCode::kInvalidArgument, "train.resume",
+        "{}: {} is {}, this run's is {}; resume with the flags of the run, or start a new one with --init-from",
+        path.string(), what, found, expected);
+  };
+  const RunState& old = checkpoint.state;
+  if (old.seed != state_.seed) return refuse("--seed", std::to_string(old.seed), std::to_string(state_.seed));
+  if (old.shuffled != state_.shuffled)
+    return refuse("the order of rows", old.shuffled ? "shuffled" : "as is", state_.shuffled ? "shuffled" : "as is");
+  if (old.optimizer != state_.optimizer) return refuse("--optimizer", old.optimizer, state_.optimizer);
+  if (old.dtype != state_.dtype) return refuse("--dtype", old.dtype, state_.dtype);
+  if (old.data != state_.data)
+    return refuse(
+        "the data",
+        fmt::format("{} rows of {} tokens, checksum {:016x}", old.data.num_rows, old.data.row_size, old.data.crc),
+        fmt::format("{} rows of {} tokens, checksum {:016x}", state_.data.num_rows, state_.data.row_size,
+                    state_.data.crc));
+  if (checkpoint.config != job_.model) return refuse("the model", "of other sizes or options", "as the flags say");
+  return {};
+}
+
+Result<> Run::check_space() const {
+  const std::int64_t every = options_.checkpoint_every;
+  const std::int64_t planned = 1 + (every > 0 ? (options_.steps - state_.step) / every : 0);
+  const std::int64_t kept =
+      options_.checkpoint.keep > 0 ? std::min<std::int64_t>(planned, options_.checkpoint.keep + 1) : planned;
+  const std::uint64_t one = checkpoint_bytes(job_.model, options_.engine.type, options_.engine.optimizer.kind);
+  constexpr std::uint64_t kSmallFiles = 64U << 10U;  // program, trace and metrics of a short run
+  const std::uint64_t needed = static_cast<std::uint64_t>(kept) * one + kSmallFiles;
+  PLAIT_TRY(const std::uint64_t available, free_bytes(options_.out));
+  if (available < needed)
+    return make_error(
+        ErrorCode::kIo, "train.disk_full",
+        "{}: {} bytes are free, but {} checkpoints of {} bytes each and the logs need {}; free some space, or "
+        "give another --out, a smaller --keep or a larger --checkpoint-every",
+        options_.out.string(), available, kept, one, needed);
+  return {};
+}
+
+Result<> Run::make_engine() {
+  PLAIT_TRY(engine_, Engine::create(job_.program, job_.model, options_.engine));
+  if (resumed_) {
+    PLAIT_TRY_VOID(engine_->load(resumed_->parameters, resumed_->state.step));
+    resumed_.reset();
+  } else if (!job_.initial.empty()) {
+    PLAIT_TRY_VOID(engine_->load(job_.initial, 0));
+  } else {
+    engine_->initialize(options_.seed);
+  }
+  return {};
+}
+
+Result<MetricsLog> Run::open_folder() const {
+  std::error_code ec;
+  const bool made_here = !fs::exists(options_.out, ec);
+  const auto open = [&]() -> Result<MetricsLog> {
+    PLAIT_TRY_VOID(make_folder(options_.out));
+    PLAIT_TRY_VOID(remove_temporaries(options_.out));
+    PLAIT_TRY_VOID(write_file(options_.out / "program.plait", print_text(job_.program.program())));
+    return MetricsLog::open(options_.out / "metrics.jsonl", state_.step);
+  };
+  Result<MetricsLog> log = open();
+  if (!log && made_here) fs::remove_all(options_.out, ec);
+  return log;
+}
+
+Result<> Run::do_step(MetricsLog& log) {
+  const auto start = Clock::now();
+  const auto microbatches = step_microbatches(job_.rows, sampler_, state_.samples,
+                                              job_.program.program().layout.num_microbatches, options_.microbatch_size);
+  if (count_valid(microbatches) == 0)
+    return make_error(ErrorCode::kIo, "data.no_target", "{}: the mask leaves no target in the rows of step {}",
+                      job_.rows.source, state_.step + 1);
+  const double lr = learning_rate(options_.lr, state_.step);
+  PLAIT_TRY(StepResult result, engine_->train_step(microbatches, lr));
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
+    return make_error(
+        ErrorCode::kIo, "train.diverged",
+        "step {}: the loss is {} and the gradient norm {}; try a lower --lr, a longer --warmup or --clip 1; {}",
+        state_.step + 1, result.loss, result.grad_norm,
+        summary_.checkpoint.empty() ? "no checkpoint was written"
+                                    : "the newest checkpoint is " + summary_.checkpoint.string());
+  state_.step += 1;
+  state_.samples += rows_per_step();
+  state_.epoch = sampler_.epoch_of(state_.samples);
+  tokens_now_ += result.valid_tokens;
+  seconds_now_ += seconds;
+  summary_.steps_now += 1;
+  summary_.train_loss = result.loss;
+  summary_.val_loss.reset();
+  if (job_.split.num_validation > 0 && due(options_.eval_every)) {
+    PLAIT_TRY(summary_.val_loss, validate());
+  }
+  const StepMetrics metrics{.step = state_.step,
+                            .loss = result.loss,
+                            .grad_norm = result.grad_norm,
+                            .lr = lr,
+                            .tokens = result.valid_tokens,
+                            .tokens_per_s = static_cast<double>(result.valid_tokens) / seconds,
+                            .step_s = seconds,
+                            .peak_bytes = result.peak_bytes,
+                            .bytes_moved = result.bytes_moved,
+                            .samples = state_.samples,
+                            .epoch = state_.epoch,
+                            .val_loss = summary_.val_loss};
+  summary_.last_step = std::move(result);
+  PLAIT_TRY_VOID(log.append(metrics));
+  observer_.on_step(metrics);
+  return {};
+}
+
+Result<double> Run::validate() {
+  const std::int64_t begin = job_.split.num_train;
+  const std::int64_t end = begin + job_.split.num_validation;
+  if (job_.forward) {
+    PLAIT_TRY(const Evaluation evaluation,
+              evaluate(*engine_, *job_.forward, job_.rows, begin, end, options_.microbatch_size));
+    return evaluation.loss;
+  }
+  PLAIT_TRY(const ForwardEngine one_rank, make_forward_engine(job_.model, engine_->save(), options_.engine.type));
+  PLAIT_TRY(const Evaluation evaluation,
+            evaluate(*one_rank.engine, one_rank.program, job_.rows, begin, end, options_.microbatch_size));
+  return evaluation.loss;
+}
+
+Result<> Run::save(MetricsLog& log) {
+  PLAIT_TRY_VOID(log.sync());
+  PLAIT_TRY(
+      summary_.checkpoint,
+      write_checkpoint(options_.out, Checkpoint{.state = state_, .config = job_.model, .parameters = engine_->save()},
+                       options_.checkpoint));
+  observer_.on_checkpoint(summary_.checkpoint);
+  return {};
+}
+
+Result<TrainSummary> Run::finish() {
+  if (summary_.last_step)
+    PLAIT_TRY_VOID(
+        write_file(options_.out / "trace.json", trace_json(job_.program.program(), *summary_.last_step, state_.step)));
+  summary_.steps_done = state_.step;
+  summary_.tokens_per_s = seconds_now_ > 0 ? static_cast<double>(tokens_now_) / seconds_now_ : 0;
+  return std::move(summary_);
+}
+
+}  // namespace
+
+Result<TrainSummary> train(const TrainJob& job, const TrainOptions& options, TrainObserver& observer,
+                           const std::function<bool()>& stop_requested) {
+  return Run(job, options, observer).go(stop_requested);
+}
+
+}  // namespace plait

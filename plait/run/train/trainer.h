@@ -1,0 +1,80 @@
+#pragma once
+
+#include "plait/base/result.h"
+#include "plait/run/data/sampler.h"
+#include "plait/run/data/token_rows.h"
+#include "plait/run/engine/engine.h"
+#include "plait/run/train/checkpoint.h"
+#include "plait/run/train/lr_schedule.h"
+#include "plait/run/train/metrics.h"
+#include "plait/verify/verify.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace plait {
+
+enum class StartFrom : std::uint8_t { kScratch, kNewestCheckpoint };
+
+struct TrainOptions {
+  std::filesystem::path out;  ///< the run folder; made when everything else is known to be good
+  StartFrom start = StartFrom::kScratch;
+  std::int64_t steps = 1;            ///< updates in all, those before a resume included
+  std::int64_t microbatch_size = 1;  ///< rows of a micro-batch
+  LrSchedule lr;
+  std::uint64_t seed = 0;  ///< of the initial weights and the order of the rows
+  RowOrder order = RowOrder::kShuffled;
+  std::int64_t eval_every = 0;        ///< steps between evaluations; 0: only at the end
+  std::int64_t checkpoint_every = 0;  ///< steps between checkpoints; 0: only at the end
+  CheckpointOptions checkpoint;
+  EngineOptions engine;
+  std::string tokenizer = "bytes";  ///< for state.json
+};
+
+/// What a run works on.
+struct TrainJob {
+  ModelConfig model;
+  VerifiedProgram program;
+  /// Its forwards alone, for evaluation on the same ranks; without it an evaluation runs on one rank, on a copy of the
+  /// weights.
+  std::optional<VerifiedProgram> forward;
+  TokenRows rows;
+  Split split;
+  /// Initial weights by name; empty = drawn from the seed.
+  std::map<std::string, ParameterState> initial;
+};
+
+/// What a run says while it goes. Nothing in here may throw.
+class TrainObserver {
+ public:
+  virtual ~TrainObserver() = default;
+  virtual void on_start(std::int64_t first_step, std::int64_t last_step) = 0;
+  virtual void on_step(const StepMetrics& metrics) = 0;
+  virtual void on_checkpoint(const std::filesystem::path& checkpoint) = 0;
+  virtual void on_note(const std::string& note) = 0;
+};
+
+struct TrainSummary {
+  std::int64_t steps_done = 0;  ///< in all
+  std::int64_t steps_now = 0;   ///< by this call
+  bool interrupted = false;
+  std::optional<double> train_loss;  ///< of the last step
+  std::optional<double> val_loss;
+  double tokens_per_s = 0;              ///< over this call's steps, without evaluation and checkpoints
+  std::optional<StepResult> last_step;  ///< with its trace
+  std::filesystem::path checkpoint;
+};
+
+/// Trains, and leaves in the run folder: program.plait, metrics.jsonl, checkpoints/, trace.json of the last step.
+/// `stop_requested` is asked between steps; when it says yes a checkpoint is written and the run ends.
+///
+/// \errors kInvalidArgument and kIo before anything is written, where the inputs do not fit together; kIo "train.diverged"
+///         at a loss that is not finite; kIo at a full disk; the engine's. The newest checkpoint stays intact.
+Result<TrainSummary> train(const TrainJob& job, const TrainOptions& options, TrainObserver& observer,
+                           const std::function<bool()>& stop_requested);
+
+}  // namespace plait
