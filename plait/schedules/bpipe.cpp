@@ -144,11 +144,13 @@ Result<Schedule> build(const ScheduleShape& shape) {
   return Schedule{.layout = std::move(layout), .rows = std::move(rows)};
 }
 
-/// Evictions of a rank: micro-batch u goes exactly when u <= m-2 and u mod (p-1-rank) >= bound-1.
+/// Evictions of a rank: those u with u mod w >= bound-1, w = p-1-rank the warm-up. The last micro-batch is among them only if
+/// the load for the backward beside its forward needs its slot, so not when all forwards are warm-up.
 std::int64_t num_evictions(int rank, const ScheduleShape& shape) {
+  const int m = *shape.microbatches;
   const int warmup = shape.ranks - 1 - rank;
   std::int64_t count = 0;
-  for (int u = 0; u <= *shape.microbatches - 2; ++u) count += u % warmup >= bound(shape.ranks) - 1 ? 1 : 0;
+  for (int u = 0; u < m; ++u) count += u % warmup >= bound(shape.ranks) - 1 && (u + 1 < m || m > warmup) ? 1 : 0;
   return count;
 }
 
@@ -166,7 +168,7 @@ constexpr ScheduleInfo kInfo{
     .name = "bpipe",
     .summary = "1F1B that parks surplus activations of early ranks at late ones, to level their memory",
     .needs = "any p, m; one chunk",
-    .forms = "1F1B's bubble; memory at most ceil((p+2)/2); E_x = #{u <= m-2 : u mod (p-1-x) >= bound-1} evictions",
+    .forms = "1F1B's bubble; memory at most ceil((p+2)/2); a rank x < p/2 evicts each u with u mod (p-1-x) >= bound-1",
     .source = "Kim et al. 2023 (ICML); Huang et al. 2024, arXiv:2401.02088",
     .supports = &supports,
     .build = &build,
