@@ -162,7 +162,11 @@ Result<SimResult> Replay::run() {
   if (options_.transfers == TransferMode::kSwaps) make_batches();
   if (timeline_) {
     times_.resize(num_ranks_);
-    for (std::size_t rank = 0; rank < num_ranks_; ++rank) times_[rank].resize(program_.rows[rank].size());
+    held_.resize(num_ranks_);
+    for (std::size_t rank = 0; rank < num_ranks_; ++rank) {
+      times_[rank].resize(program_.rows[rank].size());
+      held_[rank].resize(program_.rows[rank].size());
+    }
   }
   for (std::size_t rank = 0; rank < num_ranks_; ++rank) push(static_cast<std::int32_t>(rank), 0);
   PLAIT_TRY_VOID(drain());
@@ -238,8 +242,11 @@ Replay::Progress Replay::advance(std::size_t rank, std::int64_t horizon) {
     const std::size_t position = lane.next;
     const Progress progress = step(rank, row[position]);
     if (progress != Progress::kDone) return progress;
-    if (timeline_ && !std::holds_alternative<Op>(row[position]) && !std::holds_alternative<Pair>(row[position]))
-      times_[rank][position] = InstrTime{.start = start, .end = lane.clock};
+    if (timeline_) {
+      if (!std::holds_alternative<Op>(row[position]) && !std::holds_alternative<Pair>(row[position]))
+        times_[rank][position] = InstrTime{.start = start, .end = lane.clock};
+      held_[rank][position] = Held{.bytes = lane.bytes, .stashes = lane.stashes};
+    }
     ++events_;
     ++lane.next;
   }
@@ -562,6 +569,7 @@ SimResult Replay::figures() {
     before = turn.start;
   }
   result.times = std::move(times_);
+  result.held = std::move(held_);
   result.messages = std::move(messages_);
   return result;
 }

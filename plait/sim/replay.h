@@ -228,6 +228,7 @@ class Replay {
   std::uint64_t events_ = 0;
   TransferFigures transfers_;
   std::vector<std::vector<InstrTime>> times_;
+  std::vector<std::vector<Held>> held_;
   std::vector<TransferTime> messages_;
   std::optional<Error> error_;
 };

@@ -70,6 +70,13 @@ struct InstrTime {
   friend bool operator==(const InstrTime&, const InstrTime&) = default;
 };
 
+/// What a rank holds right behind an instruction.
+struct Held {
+  std::int64_t bytes = 0;
+  int stashes = 0;
+  friend bool operator==(const Held&, const Held&) = default;
+};
+
 /// One message on the wire.
 struct TransferTime {
   RankId from;
@@ -93,7 +100,8 @@ struct SimResult {
   TransferFigures transfers;
   std::vector<std::int64_t> turns;            ///< lock step: duration of each turn
   std::vector<std::vector<InstrTime>> times;  ///< [rank][position], with Detail::kTimeline
-  std::vector<TransferTime> messages;         ///< with Detail::kTimeline, in the order of the senders' rows
+  std::vector<std::vector<Held>> held;        ///< [rank][position], with Detail::kTimeline
+  std::vector<TransferTime> messages;         ///< with Detail::kTimeline, in the order in which they were matched
   friend bool operator==(const SimResult&, const SimResult&) = default;
 };
 
