@@ -1,12 +1,12 @@
 #pragma once
 
+#include "plait/base/result.h"
+
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
-
-#include "plait/base/result.h"
 
 namespace plait {
 
@@ -51,6 +51,10 @@ struct ModelConfig {
 /// \errors kIo: missing or malformed file; kUnsupported "model.*": unknown model_type, dropout > 0, a sliding window in
 ///         use, other activations or rope types; each names the key, what it is and what is accepted
 Result<ModelConfig> read_model_config(const std::filesystem::path& dir);
+
+/// Shapes that fit together: heads shared evenly, rotary heads of even size, options that the family has.
+/// \errors kInvalidArgument "model.shape"
+Result<> check_model_config(const ModelConfig& config);
 
 /// The config.json text of a model in transformers' own keys.
 std::string model_config_json(const ModelConfig& config);

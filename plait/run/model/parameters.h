@@ -1,26 +1,31 @@
 #pragma once
 
+#include "plait/base/result.h"
+#include "plait/ir/parts.h"
+#include "plait/run/model/config.h"
+
 #include <ATen/core/TensorBody.h>
 
 #include <map>
 #include <string>
 #include <vector>
 
-#include "plait/base/result.h"
-#include "plait/ir/parts.h"
-#include "plait/run/model/config.h"
-
 namespace plait {
 
 enum class ComputeType : std::uint8_t { kFloat32, kBFloat16, kFloat64 };
 
+/// Type of activations and of the weights that kernels read.
+at::ScalarType scalar_type(ComputeType type);
+/// Type of master weights and gradient accumulators: fp32 for bf16.
+at::ScalarType master_type(ComputeType type);
+
 /// One tensor of a model on one rank, under its Hugging Face name. In bf16 runs `master` is fp32 and `compute` bf16; else
 /// both are the same tensor. Tensors of one GEMM (q, k, v; gate, up) are row ranges of one storage.
 struct Parameter {
-  std::string name;                ///< "model.layers.0.self_attn.q_proj.weight"
-  at::Tensor master;               ///< fp32 or fp64
-  at::Tensor compute;              ///< what the kernels read
-  std::vector<at::Tensor> grads;   ///< master's type; one accumulator per use on this rank (a tied table may have two)
+  std::string name;               ///< "model.layers.0.self_attn.q_proj.weight"
+  at::Tensor master;              ///< fp32 or fp64
+  at::Tensor compute;             ///< what the kernels read
+  std::vector<at::Tensor> grads;  ///< master's type; one accumulator per use on this rank (a tied table may have two)
 };
 
 /// Name and shape of a tensor, in the order of the chain.
@@ -28,21 +33,38 @@ struct ParameterSpec {
   std::string name;
   std::vector<std::int64_t> shape;
   int part = 0;  ///< chain index of the part that owns it (a tied table is owned by embed)
+  friend bool operator==(const ParameterSpec&, const ParameterSpec&) = default;
 };
 
 /// All tensors of a model. A tied LM head is not listed: it is the token table.
 std::vector<ParameterSpec> parameter_specs(const ModelConfig& config);
+
+/// Name of the token table: "model.embed_tokens.weight" or "transformer.wte.weight".
+std::string token_table_name(const ModelConfig& config);
+
+/// One allocation that holds a tensor, or the tensors that one GEMM uses at once, as row ranges in the order of the specs.
+/// Kernels read these; they are never rebound, so a pointer to one stays good as long as its set.
+struct ParameterStorage {
+  at::Tensor master;
+  at::Tensor compute;
+  std::vector<at::Tensor> grads;  ///< one per use on this rank: embed's first, then head's of a tied table
+};
 
 /// The parameters of some parts of the chain on one rank.
 ///
 /// A rank that holds head but not embed of a tied model holds a copy of the token table, under its own name.
 class ParameterSet {
  public:
-  /// Allocates parameters and zero gradient accumulators for `parts` (chain indices, ascending).
+  /// Allocates parameters and zero gradient accumulators for `parts` (chain indices, ascending). The values of the
+  /// parameters are zero until initialize, or until someone copies into the masters and calls refresh_compute.
   static ParameterSet create(const ModelConfig& config, const std::vector<int>& parts, ComputeType type);
 
   [[nodiscard]] std::map<std::string, Parameter>& by_name() { return by_name_; }
   [[nodiscard]] const std::map<std::string, Parameter>& by_name() const { return by_name_; }
+
+  /// The allocation whose first tensor has this name. \throws InternalError if the set does not hold it
+  [[nodiscard]] const ParameterStorage& storage(const std::string& first_name) const;
+  [[nodiscard]] ComputeType type() const { return type_; }
 
   /// Fills each tensor with normal(0, initializer_range) values (norms 1, biases 0) drawn from a counter-based generator
   /// keyed by (seed, parameter name): the same for every layout. GPT-2 scales residual projections by 1/sqrt(2 layers).
@@ -52,12 +74,10 @@ class ParameterSet {
   void zero_grads();
 
  private:
-  friend class StageModule;
   ModelConfig config_;
   ComputeType type_ = ComputeType::kFloat32;
   std::map<std::string, Parameter> by_name_;
-  std::map<std::string, at::Tensor> fused_;       ///< compute storage of fused GEMM weights, by the name of the first
-  std::map<std::string, at::Tensor> fused_grads_;
+  std::map<std::string, ParameterStorage> storages_;  ///< by the name of the first tensor
 };
 
 }  // namespace plait

@@ -1,14 +1,14 @@
 #pragma once
 
+#include "plait/ir/parts.h"
+#include "plait/run/model/config.h"
+#include "plait/run/model/parameters.h"
+
 #include <ATen/core/TensorBody.h>
 
 #include <cstdint>
 #include <memory>
 #include <vector>
-
-#include "plait/ir/parts.h"
-#include "plait/run/model/config.h"
-#include "plait/run/model/parameters.h"
 
 namespace plait {
 
@@ -25,28 +25,33 @@ struct SliceData {
   at::Tensor tokens;                ///< [B, T] int64, input ids of the slice
   at::Tensor targets;               ///< [B, T] int64, next tokens; kIgnoredTarget where masked
   std::int64_t first_position = 0;  ///< position of tokens[:, 0] in its sequence
-  double loss_scale = 1.0;          ///< gradient of the step's loss with respect to this slice's summed loss: 1 / valid tokens of the step
+  double loss_scale =
+      1.0;  ///< gradient of the step's loss with respect to this slice's summed loss: 1 / valid tokens of the step
 };
 inline constexpr std::int64_t kIgnoredTarget = -100;
 
 /// Kept between F and B of one (stage, micro-batch, slice): per part, the tensors its backward needs.
-struct Stash { std::vector<std::vector<at::Tensor>> parts; };
+struct Stash {
+  std::vector<std::vector<at::Tensor>> parts;
+};
 /// Kept between B and W: per part, the (input, output gradient) pairs its weight gradients need.
-struct WeightStash { std::vector<std::vector<at::Tensor>> parts; };
+struct WeightStash {
+  std::vector<std::vector<at::Tensor>> parts;
+};
 
 /// Keys and values of the slices of one (stage, micro-batch) so far, and their gradients collected in the backward. One
 /// entry per attn part of the stage; slices append in order. Also the cache of `generate`.
 struct KvCache {
-  std::vector<std::vector<at::Tensor>> keys;         ///< [attn][slice] [B,G,T,H]
+  std::vector<std::vector<at::Tensor>> keys;  ///< [attn][slice] [B,G,T,H]
   std::vector<std::vector<at::Tensor>> values;
-  std::vector<std::vector<at::Tensor>> key_grads;    ///< [attn][slice], undefined until a later slice contributed
+  std::vector<std::vector<at::Tensor>> key_grads;  ///< [attn][slice], undefined until a later slice contributed
   std::vector<std::vector<at::Tensor>> value_grads;
 };
 
 struct ForwardResult {
-  Payload output;      ///< empty after head
-  at::Tensor loss;     ///< head only: summed cross entropy over valid targets, fp64 scalar; else undefined
-  at::Tensor logits;   ///< head only, when asked for: [B,T,V]
+  Payload output;     ///< empty after head
+  at::Tensor loss;    ///< head only: summed cross entropy over valid targets, fp64 scalar; else undefined
+  at::Tensor logits;  ///< head only, when asked for: [B,T,V]
 };
 enum class KeepLogits : std::uint8_t { kNo, kYes };
 
@@ -66,11 +71,13 @@ class StageModule {
   /// \param input  payload of the cut before the stage; ignored by embed
   /// \param stash  filled if not null; null in forward-only programs
   /// \param cache  null for whole sequences
-  ForwardResult forward(const SliceData& data, Payload input, Stash* stash, KvCache* cache, KeepLogits keep = KeepLogits::kNo);
+  ForwardResult forward(const SliceData& data, Payload input, Stash* stash, KvCache* cache,
+                        KeepLogits keep = KeepLogits::kNo);
 
   /// \param output_grad  gradient payload of the cut behind the stage; ignored by head, whose gradient is data.loss_scale
   /// \returns gradient payload of the cut before the stage; empty for embed
-  Payload backward_input(const SliceData& data, Payload output_grad, Stash stash, WeightStash* weight_stash, KvCache* cache, int slice_idx);
+  Payload backward_input(const SliceData& data, Payload output_grad, Stash stash, WeightStash* weight_stash,
+                         KvCache* cache, int slice_idx);
 
   /// Adds to the gradient accumulators of the parameters.
   void backward_weight(WeightStash weight_stash);

@@ -1,0 +1,57 @@
+#pragma once
+
+#include "plait/run/model/kernels/gemm.h"
+#include "plait/run/model/parameters.h"
+#include "plait/run/model/parts/part.h"
+
+#include <ATen/core/TensorBody.h>
+
+#include <string>
+#include <vector>
+
+namespace plait {
+
+/// A weight and, where the family has one, a bias: y = x W^T + b. R rows, K inputs, O outputs.
+class LinearLayer {
+ public:
+  /// \param weight  name of the (first) weight tensor, "model.layers.0.self_attn.q_proj.weight"
+  /// \param bias    name of the (first) bias tensor; empty without one
+  LinearLayer(const StageShared& stage, const std::string& weight, const std::string& bias);
+
+  [[nodiscard]] at::Tensor forward(const at::Tensor& x) const;
+  /// residual + forward(x)
+  [[nodiscard]] at::Tensor forward_plus(const at::Tensor& residual, const at::Tensor& x) const;
+  [[nodiscard]] at::Tensor input_grad(const at::Tensor& dy) const;
+  void accumulate(const at::Tensor& x, const at::Tensor& dy) const;
+
+ private:
+  const ParameterStorage* weight_;
+  const ParameterStorage* bias_ = nullptr;
+  kernels::WeightLayout layout_;
+};
+
+/// RMS norm or layer norm, as the family has it. Statistics: {rstd} or {mean, rstd}, each [R].
+class NormLayer {
+ public:
+  /// \param name  "model.layers.0.input_layernorm"
+  NormLayer(const StageShared& stage, const std::string& name);
+
+  struct Output {
+    at::Tensor y;
+    std::vector<at::Tensor> statistics;
+  };
+  [[nodiscard]] Output forward(const at::Tensor& x) const;
+  /// y again from the statistics.
+  [[nodiscard]] at::Tensor apply(const at::Tensor& x, const std::vector<at::Tensor>& statistics) const;
+  /// residual + gradient of x; residual may be undefined
+  [[nodiscard]] at::Tensor input_grad(const at::Tensor& dy, const at::Tensor& x,
+                                      const std::vector<at::Tensor>& statistics, const at::Tensor& residual) const;
+  void accumulate(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>& statistics) const;
+
+ private:
+  const ParameterStorage* weight_;
+  const ParameterStorage* bias_ = nullptr;
+  double eps_;
+};
+
+}  // namespace plait
