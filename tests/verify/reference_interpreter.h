@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,11 +16,11 @@ namespace plait::testing {
 struct Meaning {
   enum class End : std::uint8_t { kFinished, kDeadlock, kCrash };
   End end = End::kFinished;
-  std::string crash;                                       ///< which instruction, and why
-  std::map<std::pair<int, int>, std::uint64_t> weights;    ///< (rank, group): the weight every home ends with
-  std::map<std::vector<int>, std::uint64_t> losses;        ///< (stage, micro-batch, slice) of stages without successors
-  std::vector<std::string> leaks;                          ///< what is left over
-  [[nodiscard]] bool same_as(const Meaning& other) const;  ///< all but the words
+  std::map<std::pair<int, GroupId>, std::uint64_t> weights;                    ///< what every home ends with
+  std::map<std::tuple<StageId, MicrobatchId, SliceId>, std::uint64_t> losses;  ///< of stages without successors
+  std::vector<std::string> leaks;                                              ///< what is left over
+  std::string crash;                                                           ///< where and why
+  friend bool operator==(const Meaning&, const Meaning&) = default;
 };
 
 Meaning interpret(const Program& program);
