@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <span>
 
 namespace plait {
 namespace {
@@ -15,10 +16,6 @@ namespace {
 __extension__ using Wide = __int128;
 
 constexpr int kMaxDigits = 18;  // the most that always fit 64 bits
-
-bool multiply(std::int64_t a, std::int64_t b, std::int64_t& product) {
-  return !__builtin_mul_overflow(a, b, &product);
-}
 
 /// 10^exponent for exponents up to kMaxDigits.
 std::int64_t power_of_ten(int exponent) {
@@ -70,11 +67,23 @@ const Unit* find_unit(std::span<const Unit> units, std::string_view name) {
   return found == units.end() ? nullptr : &*found;
 }
 
-/// number x factor, rounded down; nothing if it is not a number, is negative, or does not fit.
+/// "1.5" x factor / divisor, rounded down; nothing if it is not a plain decimal number or does not fit.
 std::optional<std::int64_t> scaled(std::string_view number, std::int64_t factor, std::int64_t divisor = 1) {
-  const auto decimal = parse_decimal(number);
-  if (!decimal || decimal->digits < 0) return {};
-  const auto product = static_cast<Wide>(decimal->digits) * factor / power_of_ten(decimal->scale) / divisor;
+  std::int64_t digits = 0;
+  int num_digits = 0;
+  int places = 0;
+  bool in_fraction = false;
+  for (const char c : number) {
+    if (c == '.' && !in_fraction) {
+      in_fraction = true;
+      continue;
+    }
+    if (!is_digit(c) || ++num_digits > kMaxDigits) return {};
+    digits = digits * 10 + (c - '0');
+    if (in_fraction) ++places;
+  }
+  if (num_digits == 0) return {};
+  const auto product = static_cast<Wide>(digits) * factor / power_of_ten(places) / divisor;
   if (product > std::numeric_limits<std::int64_t>::max()) return {};
   return static_cast<std::int64_t>(product);
 }
@@ -86,85 +95,6 @@ std::string three_digits(double value) {
 }
 
 }  // namespace
-
-Result<Decimal> parse_decimal(std::string_view text) {
-  const auto refuse = [&](std::string_view why) {
-    return make_error(ErrorCode::kInvalidArgument, "units.number", "'{}' is not a number like 1, 0.5 or 18.522: {}",
-                      text, why);
-  };
-  std::string_view rest = text;
-  const bool negative = rest.starts_with('-');
-  if (negative) rest.remove_prefix(1);
-  Decimal decimal;
-  int num_digits = 0;
-  bool in_fraction = false;
-  bool digit_seen = false;
-  for (const char c : rest) {
-    if (c == '.' && !in_fraction) {
-      in_fraction = true;
-      continue;
-    }
-    if (!is_digit(c)) return refuse(fmt::format("unexpected '{}'", c));
-    digit_seen = true;
-    if (num_digits > 0 || c != '0') ++num_digits;
-    if (num_digits > kMaxDigits || decimal.scale >= kMaxDigits) return refuse("more than 18 digits");
-    decimal.digits = decimal.digits * 10 + (c - '0');
-    if (in_fraction) ++decimal.scale;
-  }
-  if (!digit_seen) return refuse("no digit in it");
-  while (decimal.scale > 0 && decimal.digits % 10 == 0) {
-    decimal.digits /= 10;
-    --decimal.scale;
-  }
-  if (negative) decimal.digits = -decimal.digits;
-  return decimal;
-}
-
-Result<std::int64_t> scale_exactly(Decimal value, std::int64_t factor) {
-  const auto product = static_cast<Wide>(value.digits) * factor;
-  const std::int64_t divisor = power_of_ten(value.scale);
-  if (product % divisor != 0)
-    return make_error(ErrorCode::kInvalidArgument, "units.inexact", "{} / 10^{} times {} is not a whole number",
-                      value.digits, value.scale, factor);
-  const Wide quotient = product / divisor;
-  if (quotient > std::numeric_limits<std::int64_t>::max() || quotient < std::numeric_limits<std::int64_t>::min())
-    return make_error(ErrorCode::kInvalidArgument, "units.overflow",
-                      "{} / 10^{} times {} does not fit 63 bits; use a larger unit", value.digits, value.scale, factor);
-  return static_cast<std::int64_t>(quotient);
-}
-
-Result<std::vector<NamedDecimal>> parse_assignments(std::string_view text) {
-  std::vector<NamedDecimal> assignments;
-  std::size_t begin = 0;
-  while (begin <= text.size()) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string_view item = text.substr(begin, end - begin);
-    const std::size_t equals = item.find('=');
-    if (equals == std::string_view::npos || equals == 0)
-      return make_error(ErrorCode::kInvalidArgument, "units.assignments",
-                        "'{}': expected a list like F=1,B=1.2,W=0.8, found '{}'", text, item);
-    PLAIT_TRY(const Decimal value, parse_decimal(item.substr(equals + 1)));
-    const std::string_view name = item.substr(0, equals);
-    for (const NamedDecimal& earlier : assignments) {
-      if (earlier.name == name)
-        return make_error(ErrorCode::kInvalidArgument, "units.assignments", "'{}': {} is given twice", text, name);
-    }
-    assignments.push_back(NamedDecimal{.name = std::string(name), .value = value});
-    begin = end + 1;
-  }
-  return assignments;
-}
-
-Result<std::int64_t> ticks_per_unit(std::span<const Decimal> values, std::int64_t divisor) {
-  int places = 0;
-  for (const Decimal& value : values) places = std::max(places, value.scale);
-  std::int64_t ticks = 0;
-  if (!multiply(power_of_ten(places), divisor, ticks))
-    return make_error(ErrorCode::kInvalidArgument, "units.overflow",
-                      "{} decimal places split in {} do not fit 63 bits; use fewer places or a smaller unit", places,
-                      divisor);
-  return ticks;
-}
 
 std::string print_ticks(std::int64_t ticks, std::int64_t ticks_per_unit) {
   PLAIT_CHECK(ticks_per_unit > 0, "{} ticks a unit", ticks_per_unit);

@@ -7,65 +7,6 @@
 namespace plait {
 namespace {
 
-TEST(Decimal, IsExactAndInLowestTerms) {
-  const std::pair<const char*, Decimal> cases[] = {{"1", {1, 0}},
-                                                   {"0", {0, 0}},
-                                                   {"1.2", {12, 1}},
-                                                   {"1.20", {12, 1}},
-                                                   {"18.522", {18522, 3}},
-                                                   {"-0.5", {-5, 1}},
-                                                   {".5", {5, 1}},
-                                                   {"3.", {3, 0}},
-                                                   {"007", {7, 0}},
-                                                   {"100", {100, 0}},
-                                                   {"999999999999999999", {999'999'999'999'999'999, 0}}};
-  for (const auto& [text, expected] : cases) {
-    const auto result = parse_decimal(text);
-    ASSERT_TRUE(result) << text << ": " << result.error().message;
-    EXPECT_EQ(*result, expected) << text;
-  }
-}
-
-TEST(Decimal, RefusesWhatIsNotOne) {
-  for (const char* text : {"", "-", ".", "1e3", " 1", "1 ", "1,2", "1.2.3", "+1", "0x10", "nan", "inf",
-                           "1000000000000000000", "0.0000000000000000001", "--1"}) {
-    const auto result = parse_decimal(text);
-    ASSERT_FALSE(result) << text;
-    EXPECT_EQ(result.error().rule, "units.number");
-    EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
-  }
-}
-
-TEST(Decimal, ScalesExactlyOrSaysWhyNot) {
-  EXPECT_EQ(*scale_exactly({12, 1}, 10), 12);
-  EXPECT_EQ(*scale_exactly({12, 1}, 5), 6);
-  EXPECT_EQ(*scale_exactly({-5, 1}, 4), -2);
-  EXPECT_EQ(scale_exactly({12, 1}, 3).error().rule, "units.inexact");
-  EXPECT_EQ(scale_exactly({1, 0}, std::numeric_limits<std::int64_t>::max()).value(),
-            std::numeric_limits<std::int64_t>::max());
-  EXPECT_EQ(scale_exactly({2, 0}, std::numeric_limits<std::int64_t>::max()).error().rule, "units.overflow");
-}
-
-TEST(Assignments, KeepTheirOrder) {
-  const auto result = parse_assignments("F=1,B=1.2,W=0.8");
-  ASSERT_TRUE(result);
-  const std::vector<NamedDecimal> expected{{"F", {1, 0}}, {"B", {12, 1}}, {"W", {8, 1}}};
-  EXPECT_EQ(*result, expected);
-}
-
-TEST(Assignments, RefuseGapsAndRepeats) {
-  for (const char* text : {"", "F", "F=", "=1", "F=1,", ",F=1", "F=1,F=2", "F=1;B=2", "F=one"})
-    EXPECT_FALSE(parse_assignments(text)) << text;
-}
-
-TEST(Ticks, AreFineEnoughForEveryPlaceAndShare) {
-  const Decimal values[] = {{1, 0}, {12, 1}, {18522, 3}};
-  EXPECT_EQ(*ticks_per_unit(values, 6), 6000);
-  EXPECT_EQ(*ticks_per_unit({}, 2), 2);
-  const Decimal tiny[] = {{1, 18}};
-  EXPECT_EQ(ticks_per_unit(tiny, 100).error().rule, "units.overflow");
-}
-
 TEST(Ticks, PrintAsDecimals) {
   EXPECT_EQ(print_ticks(25, 10), "2.5");
   EXPECT_EQ(print_ticks(330, 10), "33");

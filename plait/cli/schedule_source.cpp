@@ -1,0 +1,98 @@
+#include "plait/cli/schedule_source.h"
+
+#include "plait/ir/lower.h"
+
+#include <filesystem>
+#include <numeric>
+#include <utility>
+
+namespace plait {
+namespace {
+
+/// Sizes that are given beside a file must be the file's own.
+Result<> check_sizes(const std::string& file, const Layout& layout, const ScheduleFlags& flags) {
+  const int stages_per_rank = layout.num_stages() / std::max(layout.num_ranks, 1);
+  const std::tuple<const char*, std::optional<int>, int> sizes[] = {
+      {"--ranks", flags.ranks, layout.num_ranks},
+      {"--microbatches", flags.microbatches, layout.num_microbatches},
+      {"--slices", flags.slices, layout.num_slices},
+      {"--chunks", flags.chunks, stages_per_rank}};
+  for (const auto& [flag, given, own] : sizes) {
+    if (given && *given != own)
+      return make_error(ErrorCode::kInvalidArgument, "flags.conflict", "{} {}, but {} is for {}; leave the flag out",
+                        flag, *given, file, own);
+  }
+  const std::pair<const char*, bool> named_only[] = {
+      {"--folds", flags.folds.has_value()},         {"--repeats", flags.repeats.has_value()},
+      {"--groups", flags.groups.has_value()},       {"--rounds", flags.rounds.has_value()},
+      {"--order", flags.order.has_value()},         {"--qkv", flags.qkv.has_value()},
+      {"--slice-cut", flags.slice_cut.has_value()}, {"--pattern-only", flags.pattern_only}};
+  for (const auto& [flag, given] : named_only) {
+    if (given)
+      return make_error(ErrorCode::kInvalidArgument, "flags.conflict",
+                        "{} shapes a named schedule; the order of {} is written already", flag, file);
+  }
+  return {};
+}
+
+/// Cuts a file's schedule for the model that the flags describe.
+Result<ScheduleOrProgram> for_model(const std::string& file, ScheduleOrProgram content, const ScheduleFlags& flags) {
+  const Layout& own = std::visit([](const auto& held) -> const Layout& { return held.layout; }, content);
+  const int num_layers = flags.layers.value_or(own.num_layers);
+  const HeadTying tying = flags.head ? (*flags.head == "tied" ? HeadTying::kTied : HeadTying::kUntied) : own.tying;
+  if (num_layers == own.num_layers && tying == own.tying) return content;
+  const auto* schedule = std::get_if<Schedule>(&content);
+  if (schedule == nullptr)
+    return make_error(ErrorCode::kInvalidArgument, "flags.conflict",
+                      "{} holds a program, which is cut for {} layers and {} head already; give the schedule that it "
+                      "was lowered from",
+                      file, own.num_layers, own.tying == HeadTying::kTied ? "a tied" : "an untied");
+  PLAIT_TRY(Schedule bound, rebind(*schedule, num_layers, tying));
+  return ScheduleOrProgram(std::move(bound));
+}
+
+Result<LoadedSchedule> load_file(const std::string& path, const ScheduleFlags& flags, const TorchCsvOptions& csv) {
+  PLAIT_TRY(ScheduleFile file, read_schedule_file(path, csv));
+  LoadedSchedule loaded{.content = std::move(file.content), .file_format = file.format};
+  PLAIT_TRY_VOID(check_sizes(path, loaded.layout(), flags));
+  PLAIT_TRY(loaded.content, for_model(path, std::move(loaded.content), flags));
+  PLAIT_TRY(loaded.times, resolve_times(flags));
+  const Layout& layout = loaded.layout();
+  // A stage takes p/S of a 1/p share, a slice 1/k of that; by part, a stage may end between norm and qkv.
+  const std::int64_t shares = std::lcm(std::int64_t{layout.num_stages()}, std::int64_t{2}) * layout.num_slices;
+  PLAIT_TRY(loaded.ticks_per_unit, ticks_per_unit(loaded.times, shares));
+  return loaded;
+}
+
+}  // namespace
+
+const Layout& LoadedSchedule::layout() const {
+  return std::visit([](const auto& held) -> const Layout& { return held.layout; }, content);
+}
+
+const std::vector<Row>& LoadedSchedule::rows() const {
+  return std::visit([](const auto& held) -> const std::vector<Row>& { return held.rows; }, content);
+}
+
+Result<LoadedSchedule> load_schedule(const std::string& name_or_file, const ScheduleFlags& flags,
+                                     const TorchCsvOptions& csv) {
+  const auto known = find_schedule(name_or_file);
+  if (known) {
+    PLAIT_TRY(ScheduleRequest request, resolve_flags(flags));
+    PLAIT_TRY(Schedule schedule, build_schedule(name_or_file, request.shape));
+    schedule.layout.newline = Newline::kCrlf;  // as PyTorch's own writer ends the lines of a CSV
+    return LoadedSchedule{
+        .content = std::move(schedule), .times = std::move(request.times), .ticks_per_unit = request.ticks_per_unit};
+  }
+  const bool looks_like_a_path = name_or_file.find_first_of("./") != std::string::npos;
+  std::error_code ignored;
+  if (!looks_like_a_path && !std::filesystem::exists(name_or_file, ignored)) return known.error();
+  return load_file(name_or_file, flags, csv);
+}
+
+Result<Program> lowered(ScheduleOrProgram content) {
+  if (auto* program = std::get_if<Program>(&content)) return std::move(*program);
+  return lower(std::get<Schedule>(content));
+}
+
+}  // namespace plait

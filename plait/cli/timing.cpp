@@ -1,0 +1,55 @@
+#include "plait/cli/timing.h"
+
+#include "plait/sim/times.h"
+
+#include <CLI/CLI.hpp>
+
+#include <utility>
+
+namespace plait {
+namespace {
+
+RecomputeCost recompute_cost(const ScheduleFlags& flags) {
+  if (flags.recompute == "full") return RecomputeCost::kFull;
+  if (flags.recompute == "no-attention") return RecomputeCost::kNoAttention;
+  return RecomputeCost::kNone;
+}
+
+TransferMode transfer_mode(const std::string& name) {
+  if (name == "bounded") return TransferMode::kBounded;
+  if (name == "rendezvous") return TransferMode::kRendezvous;
+  return TransferMode::kBuffered;
+}
+
+}  // namespace
+
+void add_timing_flags(CLI::App& app, TimingFlags& flags) {
+  constexpr const char* kGroup = "Transfers";
+  app.add_option("--transfers", flags.transfers, "buffered, bounded or rendezvous")
+      ->check(CLI::IsMember({"buffered", "bounded", "rendezvous"}))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--buffers", flags.buffers, "slots per ordered pair of ranks, for bounded")
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--pair-factor", flags.pair_factor,
+                 "a pair of ops is one unit of X times their sum (default: in order)")
+      ->group(kGroup);
+  app.add_flag("--lock-step", flags.lock_step, "all ranks wait for each other at the end of every turn")->group(kGroup);
+}
+
+Result<TimedProgram> time_step(LoadedSchedule loaded, const ScheduleFlags& flags, const TimingFlags& timing,
+                               Detail detail) {
+  PLAIT_TRY(Program program, lowered(std::move(loaded.content)));
+  PLAIT_TRY(const CostModel costs,
+            abstract_costs(program.layout, loaded.times, loaded.ticks_per_unit, recompute_cost(flags)));
+  const SimOptions options{.transfers = transfer_mode(timing.transfers),
+                           .buffers = timing.buffers,
+                           .pair_factor = timing.pair_factor,
+                           .turns = timing.lock_step ? Turns::kLockStep : Turns::kIgnored,
+                           .detail = detail};
+  PLAIT_TRY(SimResult result, simulate(program, costs, options));
+  return TimedProgram{.program = std::move(program), .result = std::move(result)};
+}
+
+}  // namespace plait

@@ -1,0 +1,34 @@
+#pragma once
+
+#include "plait/cli/schedule_source.h"
+#include "plait/sim/simulate.h"
+
+#include <optional>
+#include <string>
+
+namespace CLI {
+class App;
+}
+
+namespace plait {
+
+/// The flags of DESIGN section 7 that say how transfers, pairs and turns are timed.
+struct TimingFlags {
+  std::string transfers = "buffered";
+  int buffers = 1;
+  std::optional<double> pair_factor;
+  bool lock_step = false;
+};
+void add_timing_flags(CLI::App& app, TimingFlags& flags);
+
+/// A program with the times of a step of it.
+struct TimedProgram {
+  Program program;
+  SimResult result;
+};
+
+/// Lowers and simulates under the times that were loaded with it.
+Result<TimedProgram> time_step(LoadedSchedule loaded, const ScheduleFlags& flags, const TimingFlags& timing,
+                               Detail detail);
+
+}  // namespace plait
