@@ -1,5 +1,6 @@
 #include "plait/cli/run/schedule_choice.h"
 
+#include "plait/cli/schedule_source.h"
 #include "plait/run/train/evaluate.h"
 #include "plait/schedules/schedule_info.h"
 
@@ -62,9 +63,9 @@ Result<ChosenSchedule> choose_schedule(const ScheduleChoice& choice, const Model
   ScheduleFlags shape = choice.shape;
   shape.layers = model.num_layers;
   shape.head = model.tied_head ? "tied" : "untied";
-  PLAIT_TRY(ScheduleOrProgram loaded, load_schedule(choice.name, shape));
-  auto forward = forward_program(layout_of(loaded), rows_of(loaded));
-  PLAIT_TRY(Program program, lowered(std::move(loaded)));
+  PLAIT_TRY(LoadedSchedule loaded, load_schedule(choice.name, shape));
+  auto forward = forward_program(loaded.layout(), loaded.rows());
+  PLAIT_TRY(Program program, lowered(std::move(loaded.content)));
   PLAIT_TRY(VerifiedProgram verified, prove(std::move(program)));
   ChosenSchedule chosen{.program = std::move(verified), .forward = {}};
   if (forward) chosen.forward = *std::move(forward);

@@ -1,10 +1,11 @@
 #include "plait/cli/run/summary.h"
 
 #include "plait/base/units.h"
-#include "plait/cli/run/trace_picture.h"
 #include "plait/run/generate/generate.h"
 #include "plait/run/train/model_source.h"
 #include "plait/run/train/trace.h"
+#include "plait/view/grid.h"
+#include "plait/view/timeline.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -84,11 +85,10 @@ void print_table(const TrainJob& job, const TrainOptions& options, const TrainSu
     for (const Bytes bytes : summary.last_step->peak_bytes) peaks.push_back(print_bytes(bytes));
     line("peak memory", fmt::format("{} on rank 0..{}", fmt::join(peaks, ", "), peaks.size() - 1));
     line("sent per step", print_bytes(figures.moved));
-    line("schedule",
-         fmt::format("{}, the last step to scale, {}: digit = forward of that micro-batch, letter = its backward "
-                     "(a = 0, capital = weights), dot = wait",
-                     program.layout.name, print_duration(figures.makespan)));
-    out += draw_trace(program, *summary.last_step, kPictureColumns);
+    const auto timeline = read_trace(trace_json(program, *summary.last_step, summary.steps_done), program.layout.name);
+    line("schedule", fmt::format("{}, the last step as it ran, {} to scale", program.layout.name,
+                                 print_duration(figures.makespan)));
+    if (timeline) out += draw_grid(*timeline, {.most_columns = kPictureColumns});
   }
   if (text) line("sample", *text);
   line("run folder", options.out.string());
