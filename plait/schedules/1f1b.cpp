@@ -16,6 +16,7 @@ Result<Schedule> build(const ScheduleShape& shape) {
   std::vector<Row> rows(static_cast<std::size_t>(p));
   for (int rank = 0; rank < p; ++rank) {
     Row& row = rows[static_cast<std::size_t>(rank)];
+    row.reserve(2 * static_cast<std::size_t>(num_microbatches));
     const int warmup = std::min(num_microbatches, p - rank - 1);
     // 1. Warm-up: one forward for every rank behind this one.
     for (int m = 0; m < warmup; ++m) row.push_back(forward(rank, m));

@@ -45,6 +45,9 @@ Result<> check_sizes(std::string_view name, const ScheduleShape& shape) {
 }
 
 Result<> check_whole_sequences(std::string_view name, const ScheduleShape& shape) {
+  if (shape.slice_cut != SliceCut::kEqualTokens)
+    return make_error(ErrorCode::kInvalidArgument, "schedule.slices",
+                      "{}: does not cut sequences; leave the slice cut out, or use seq1f1b", name);
   if (shape.slices.value_or(1) != 1)
     return make_error(ErrorCode::kInvalidArgument, "schedule.slices",
                       "{}: does not cut sequences, got --slices {}; use --slices 1, or seq1f1b", name, *shape.slices);

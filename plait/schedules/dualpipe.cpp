@@ -47,10 +47,11 @@ Result<Schedule> build(const ScheduleShape& shape) {
 
 Expectation expect(const ScheduleShape& shape) {
   const int p = shape.ranks;
-  const Ticks idle = (p / 2 - 1) * (shape.times.forward + shape.times.backward - shape.times.weight);
-  return Expectation{.max_idle = idle,
-                     .peak_activation_units = std::vector<int>(static_cast<std::size_t>(p), p + 1),
-                     .sends = count_sends(shape, p, [](int stage) { return stage; })};
+  Expectation expected{.peak_activation_units = std::vector<int>(static_cast<std::size_t>(p), p + 1),
+                       .sends = count_sends(shape, p, [](int stage) { return stage; })};
+  if (dualpipe_bubble_holds(shape.ranks / 2, shape.times))
+    expected.max_idle = (p / 2 - 1) * (shape.times.forward + shape.times.backward - shape.times.weight);
+  return expected;
 }
 
 constexpr ScheduleInfo kInfo{

@@ -43,6 +43,12 @@ class RowWriter {
 
 }  // namespace
 
+bool dualpipe_bubble_holds(int depth, const OpTimes& times) {
+  if (times.forward == times.backward && times.backward == times.weight) return true;
+  return depth <= 6 && times.weight <= times.forward && times.weight <= times.backward &&
+         times.forward <= times.backward + times.weight && 5 * times.backward <= 6 * times.forward;
+}
+
 Row dualpipe_row(const DualPipeSteps& steps) {
   const int behind = steps.depth - steps.position - 1;  // ranks of the arm behind this one
   const int upto = steps.position + 1;                  // ranks of the arm up to and with this one

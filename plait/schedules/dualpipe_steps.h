@@ -1,6 +1,7 @@
 #pragma once
 
 #include "plait/ir/program.h"
+#include "plait/schedules/schedule_info.h"
 
 #include <functional>
 
@@ -17,5 +18,9 @@ struct DualPipeSteps {
 
 /// The row of one rank, in eight steps.
 Row dualpipe_row(const DualPipeSteps& steps);
+
+/// Whether the stated bubble holds: for equal times always; for others, W is the shortest, neither way outruns the other and
+/// an arm has at most six ranks. These bounds were found by replay (m = 2p..3p+2).
+bool dualpipe_bubble_holds(int depth, const OpTimes& times);
 
 }  // namespace plait

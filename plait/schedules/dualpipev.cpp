@@ -35,9 +35,11 @@ Result<Schedule> build(const ScheduleShape& shape) {
 Expectation expect(const ScheduleShape& shape) {
   const int p = shape.ranks;
   const OpTimes& times = shape.times;
-  return Expectation{.max_idle = (p - 1) * (times.forward + times.backward - times.weight) / 2,
-                     .peak_activation_units = std::vector<int>(static_cast<std::size_t>(p), 2 * p + 1),
-                     .sends = count_sends(shape, 2 * p, [p](int stage) { return v_rank(stage, p); })};
+  Expectation expected{.peak_activation_units = std::vector<int>(static_cast<std::size_t>(p), 2 * p + 1),
+                       .sends = count_sends(shape, 2 * p, [p](int stage) { return v_rank(stage, p); })};
+  if (dualpipe_bubble_holds(p, times))
+    expected.max_idle = (p - 1) * (times.forward + times.backward - times.weight) / 2;
+  return expected;
 }
 
 constexpr ScheduleInfo kInfo{

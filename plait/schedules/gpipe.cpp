@@ -13,6 +13,7 @@ Result<Schedule> build(const ScheduleShape& shape) {
   std::vector<Row> rows(static_cast<std::size_t>(shape.ranks));
   for (int rank = 0; rank < shape.ranks; ++rank) {
     Row& row = rows[static_cast<std::size_t>(rank)];
+    row.reserve(2 * static_cast<std::size_t>(num_microbatches));
     // 1. All forwards.
     for (int m = 0; m < num_microbatches; ++m) row.push_back(forward(rank, m));
     // 2. All backwards, ascending as PyTorch runs them.

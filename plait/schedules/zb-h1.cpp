@@ -42,16 +42,18 @@ Expectation expect(const ScheduleShape& shape) {
   const int m = *shape.microbatches;
   Expectation expected{.sends = count_sends(shape, p, [](int stage) { return stage; })};
   if (m < 2 * p) return expected;
+  expected.peak_activation_units = std::vector<int>(static_cast<std::size_t>(p), p);
+  // A longer W would stand in the way of what other ranks wait for.
+  if (shape.times.weight > std::min(shape.times.forward, shape.times.backward)) return expected;
   expected.max_idle = (p - 1) * (shape.times.forward + shape.times.backward - shape.times.weight);
   expected.makespan = m * work(shape.times) + *expected.max_idle;
-  expected.peak_activation_units = std::vector<int>(static_cast<std::size_t>(p), p);
   return expected;
 }
 
 constexpr ScheduleInfo kInfo{.name = "zb-h1",
                              .summary = "1F1B with split backward: weight gradients fill the bubble at 1F1B's memory",
                              .needs = "any p, m; one chunk",
-                             .forms = "bubble (p-1)(F+B-W), memory p, for m >= 2p",
+                             .forms = "for m >= 2p: bubble (p-1)(F+B-W) if W <= F and W <= B; memory p",
                              .source = "Qi et al. 2023, arXiv:2401.10241, fig. 3 (ZB-H1)",
                              .supports = &supports,
                              .build = &build,

@@ -43,18 +43,19 @@ Expectation expect(const ScheduleShape& shape) {
   const OpTimes& times = shape.times;
   Expectation expected{.sends = count_sends(shape, p, [](int stage) { return stage; })};
   if (m < 2 * p) return expected;
+  expected.peak_activation_units = std::vector<int>(static_cast<std::size_t>(p), 2 * p - 1);
+  if (times.weight > times.forward) return expected;
   expected.max_idle = std::max<Ticks>(0, (p - 1) * (times.forward + times.backward - 2 * times.weight));
   // Without idle time every rank works through from its first forward; the spans are skewed by the forwards before it.
   if (times.forward == times.backward && times.backward == times.weight)
     expected.makespan = m * work(times) + (p - 1) * times.forward;
-  expected.peak_activation_units = std::vector<int>(static_cast<std::size_t>(p), 2 * p - 1);
   return expected;
 }
 
 constexpr ScheduleInfo kInfo{.name = "zb-h2",
                              .summary = "zero bubble inside every rank's span, for twice 1F1B's memory",
                              .needs = "any p, m; one chunk",
-                             .forms = "bubble max(0, (p-1)(F+B-2W)), memory 2p-1, for m >= 2p",
+                             .forms = "for m >= 2p: bubble max(0, (p-1)(F+B-2W)) if W <= F; memory 2p-1",
                              .source = "Qi et al. 2023, arXiv:2401.10241, fig. 3 (ZB-H2)",
                              .supports = &supports,
                              .build = &build,

@@ -1,6 +1,7 @@
 #include "registry_chain.h"
 
 #include "plait/ir/lower.h"
+#include "plait/ir/text.h"
 #include "plait/sim/simulate.h"
 #include "plait/verify/verify.h"
 
@@ -54,9 +55,19 @@ Outcome run_chain(const ScheduleInfo& info, const ScheduleShape& shape) {
   EXPECT_TRUE(schedule) << schedule.error().message;
   if (!schedule) return Outcome::kRan;
   EXPECT_EQ(schedule->layout.name, info.name);
+  const auto read_back = parse_text(print_text(*schedule), "round trip");
+  EXPECT_TRUE(read_back) << read_back.error().message;
+  if (read_back) {
+    EXPECT_TRUE(std::get<Schedule>(*read_back) == *schedule) << "the text form reads back differently";
+  }
   const Result<Program> program = lower(*schedule);
   EXPECT_TRUE(program) << program.error().message;
   if (!program) return Outcome::kRan;
+  const auto program_back = parse_text(print_text(*program), "round trip");
+  EXPECT_TRUE(program_back) << program_back.error().message;
+  if (program_back) {
+    EXPECT_TRUE(std::get<Program>(*program_back) == *program) << "the program's text form reads back differently";
+  }
   EXPECT_EQ(first_finding(*program, TransferRule::kBuffered), "");
   EXPECT_EQ(first_finding(*program, TransferRule::kBounded), "");
   EXPECT_EQ(first_finding(*program, TransferRule::kRendezvous), "");

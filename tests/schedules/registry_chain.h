@@ -6,7 +6,7 @@ namespace plait {
 
 enum class Outcome { kRefused, kRan };
 
-/// Takes one schedule for one shape through supports, build, lower, verify under all transfer rules, simulate == expect, and
+/// Takes one schedule for one shape through supports, build, text and back, lower, text and back, verify under all transfer rules, simulate == expect, and
 /// the tests' own replay == expect; fails the running test at the first step that does not hold.
 Outcome run_chain(const ScheduleInfo& info, const ScheduleShape& shape);
 

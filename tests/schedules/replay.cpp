@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 namespace plait {
@@ -29,9 +30,10 @@ int chunks_of(const Schedule& schedule) {
   return std::max(1, schedule.layout.num_stages() / schedule.layout.num_ranks);
 }
 
-std::optional<Replay> replay(const Schedule& schedule, const OpTimes& times) {
+std::optional<Replay> replay(const Schedule& schedule, const OpTimes& times, const std::vector<Ticks>& slice_weights) {
   const Layout& layout = schedule.layout;
   const int parts = chunks_of(schedule) * layout.num_slices;
+  const Ticks all_weights = std::accumulate(slice_weights.begin(), slice_weights.end(), Ticks{0});
   const std::size_t num_ranks = schedule.rows.size();
   std::vector<std::vector<Op>> rows(num_ranks);
   for (std::size_t rank = 0; rank < num_ranks; ++rank)
@@ -88,7 +90,10 @@ std::optional<Replay> replay(const Schedule& schedule, const OpTimes& times) {
       case OpKind::kRecompute: there = false; break;
     }
     if (!there) return false;
-    duration /= parts;
+    if (slice_weights.empty())
+      duration /= parts;
+    else
+      duration = duration * slice_weights[op.slice.index()] / all_weights / chunks_of(schedule);
     if (result.begin[rank].empty()) result.start[rank] = ready;
     result.begin[rank].push_back(ready);
     clock[rank] = ready + duration;

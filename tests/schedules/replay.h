@@ -26,6 +26,8 @@ int chunks_of(const Schedule& schedule);
 
 /// Nothing if the ops wait for each other in a circle. `times` are of a 1/p share and must divide by chunks x slices;
 /// an arrival on another rank is `times.transfer` late.
-std::optional<Replay> replay(const Schedule& schedule, const OpTimes& times);
+/// With `slice_weights`, slice q takes that share of a stage's time instead of 1/k.
+std::optional<Replay> replay(const Schedule& schedule, const OpTimes& times,
+                             const std::vector<Ticks>& slice_weights = {});
 
 }  // namespace plait
