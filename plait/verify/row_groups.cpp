@@ -120,10 +120,6 @@ void RowTracer::enter_norm(const Collective& collective) {
       break;
     }
   }
-  for (const GroupId id : space_.groups_on(here())) {
-    const GroupState& state = groups_[id.index()];
-    if ((state.reduced && !state.waited) || !state.received.empty()) norm_is_late(id, state);
-  }
   norm_ = Norm::kEntered;
   norm_at_ = at_;
 }
