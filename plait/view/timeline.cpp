@@ -62,6 +62,25 @@ void set_figures(Timeline& timeline) {
     timeline.bubble_ratio = (static_cast<double>(timeline.makespan) - busy) / static_cast<double>(timeline.makespan);
 }
 
+/// Exposed transfers: gaps in front of a bar that end when a message arrives.
+void set_waits(Timeline& timeline) {
+  std::map<std::pair<int, std::int64_t>, std::int64_t> sent_at;  // (rank, arrival)
+  for (const Arrow& arrow : timeline.arrows) {
+    const auto [found, added] = sent_at.try_emplace({arrow.to, arrow.arrived}, arrow.sent);
+    if (!added) found->second = std::min(found->second, arrow.sent);
+  }
+  timeline.waits.resize(static_cast<std::size_t>(timeline.num_ranks));
+  const Bar* before = nullptr;
+  for (const Bar& bar : timeline.bars) {
+    const std::int64_t free_since = before != nullptr && before->rank == bar.rank ? before->end : 0;
+    before = &bar;
+    const auto found = sent_at.find({bar.rank, bar.start});
+    if (found == sent_at.end()) continue;
+    const std::int64_t start = std::max(free_since, found->second);
+    if (start < bar.start) timeline.waits[static_cast<std::size_t>(bar.rank)].emplace_back(start, bar.start);
+  }
+}
+
 Error bad_trace(std::string_view why) {
   return make_error(ErrorCode::kIo, "view.trace", "not a trace of a run: {}", why);
 }
@@ -118,6 +137,7 @@ Timeline make_timeline(const Program& program, const SimResult& result, std::str
   set_chunks(timeline);
   sort_bars(timeline);
   set_figures(timeline);
+  set_waits(timeline);
   return timeline;
 }
 
@@ -162,6 +182,7 @@ Result<Timeline> read_trace(std::string_view text, std::string title) {
   set_chunks(timeline);
   sort_bars(timeline);
   set_figures(timeline);
+  set_waits(timeline);
   return timeline;
 }
 

@@ -56,6 +56,8 @@ struct Timeline {
   double bubble_ratio = 0;
   std::vector<Bar> bars;  ///< by rank, then time
   std::vector<Arrow> arrows;
+  /// Per rank: from when to when its lane stood still for a message that was on the wire.
+  std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> waits;
   std::vector<MemoryCurve> memory;
   std::string memory_unit;  ///< "bytes" or "stashes"; empty: no curves
   friend bool operator==(const Timeline&, const Timeline&) = default;

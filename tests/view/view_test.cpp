@@ -1,5 +1,6 @@
 #include "plait/view/chrome_trace.h"
 #include "plait/view/grid.h"
+#include "plait/view/html.h"
 #include "plait/view/svg.h"
 #include "plait/view/timeline.h"
 
@@ -61,6 +62,31 @@ TEST(Svg, IsWellFormedAndShowsEveryOp) {
   EXPECT_EQ(svg.rfind("</svg>\n"), svg.size() - 7);
 }
 
+TEST(Timelines, MarkExposedTransfers) {
+  const Timeline timeline = drawn("1f1b", {.ranks = 2, .microbatches = 1}, "F=1,B=1,W=1", "0.5");
+  // F 0..1, hop, F 1.5..2.5, BW 2.5..4.5, hop, BW 5..7; in ticks of a half.
+  const auto u = [&](double units) {
+    return static_cast<std::int64_t>(units * static_cast<double>(timeline.ticks_per_unit));
+  };
+  EXPECT_EQ(timeline.waits,
+            (std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>>{{{u(4.5), u(5)}}, {{u(1), u(1.5)}}}));
+}
+
+TEST(Html, HoldsEverythingAndNoScriptCanBreakOut) {
+  Timeline timeline = drawn("1f1b", {.ranks = 2, .microbatches = 2});
+  timeline.title = "</script><b>\"x";
+  const std::string page = draw_html({timeline, timeline});
+  EXPECT_EQ(page.find("</script><b>"), std::string::npos);
+  EXPECT_EQ(page.find("http"), std::string::npos);
+  const std::size_t begin = page.find("const DATA = ") + 13;
+  const auto data = nlohmann::json::parse(page.substr(begin, page.find("\n];", begin) + 2 - begin));
+  EXPECT_EQ(data.size(), 2U);
+  EXPECT_EQ(data.at(0).at("title"), timeline.title);
+  EXPECT_EQ(data.at(0).at("bars").size(), 7 * timeline.bars.size());
+  EXPECT_EQ(data.at(1).at("arrows").size(), 4 * timeline.arrows.size());
+  EXPECT_EQ(data.at(1).at("memory").size(), 2U);
+}
+
 TEST(ChromeTrace, OpsMessagesAndCounters) {
   const Timeline timeline = drawn("1f1b", {.ranks = 2, .microbatches = 1}, "F=1,B=1,W=1", "0.5");
   const auto json = nlohmann::json::parse(chrome_trace({timeline}));
@@ -91,6 +117,7 @@ TEST(MeasuredTraces, AreReadFromTheirFile) {
                     .bubble_ratio = (40 - 17.5) / 40};
   expected.bars = {Bar{.rank = 0, .start = 0, .end = 10}, Bar{.rank = 1, .start = 15, .end = 40, .stage = 1}};
   expected.arrows = {Arrow{.from = 0, .to = 1, .sent = 10, .arrived = 12, .bytes = 8, .value = "activation"}};
+  expected.waits.resize(2);
   EXPECT_EQ(read_trace(text, "run").value(), expected);
 }
 
