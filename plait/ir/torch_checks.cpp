@@ -55,11 +55,12 @@ class OrderCheck {
       const auto stage = static_cast<std::int32_t>(s);
       for (std::int32_t m = 0; m < shape_.num_microbatches; ++m) {
         const std::uint8_t seen = seen_[index(stage, m)];
-        if ((seen & bit(kForward)) == 0) return missing(stage, fmt::format("{}F{}", stage, m));
+        if ((seen & bit(kForward)) == 0)
+          return missing(stage, "verify.missing_forward", fmt::format("{}F{}", stage, m));
         if ((seen & (bit(kBackward) | bit(kBackwardInput))) == 0)
-          return missing(stage, fmt::format("{0}B{1} (or {0}I{1} and {0}W{1})", stage, m));
+          return missing(stage, "verify.missing_backward", fmt::format("{0}B{1} (or {0}I{1} and {0}W{1})", stage, m));
         if ((seen & bit(kBackwardInput)) != 0 && (seen & bit(kBackwardWeight)) == 0)
-          return missing(stage, fmt::format("{}W{}", stage, m));
+          return missing(stage, "verify.missing_weight_gradient", fmt::format("{}W{}", stage, m));
       }
     }
     return {};
@@ -73,11 +74,11 @@ class OrderCheck {
   [[nodiscard]] Error fail(const TorchCell& cell, std::string_view rule, std::string_view message) const {
     return cell_error(shape_.file_name, cell.place, rule, message);
   }
-  [[nodiscard]] Error missing(std::int32_t stage, std::string_view what) const {
+  [[nodiscard]] Error missing(std::int32_t stage, std::string_view rule, std::string_view what) const {
     const auto& row = sheet_.rows[static_cast<std::size_t>(shape_.homes[static_cast<std::size_t>(stage)])];
     CellPlace place = row.back().place;
     ++place.column;
-    return cell_error(shape_.file_name, place, "verify.missing_op",
+    return cell_error(shape_.file_name, place, rule,
                       fmt::format("the row ends without {}; every stage works on micro-batches 0..{}", what,
                                   shape_.num_microbatches - 1));
   }
@@ -136,7 +137,7 @@ Result<> check_transfers(const TorchSheet& sheet, const TorchShape& shape, WaitA
         case kSendF:
         case kSendB: {
           Transfer& transfer = slot(action);
-          if (transfer.send) return fail(cell, "verify.duplicate_transfer", "stands twice; remove one");
+          if (transfer.send) return fail(cell, "verify.duplicate_send", "stands twice; remove one");
           transfer.send = cell.place;
           break;
         }
@@ -144,36 +145,39 @@ Result<> check_transfers(const TorchSheet& sheet, const TorchShape& shape, WaitA
         case kRecvB: {
           if (action.stage == (action.type == kRecvF ? 0 : last_stage)) break;  // the import itself refuses it
           Transfer& transfer = slot(action);
-          if (transfer.recv) return fail(cell, "verify.duplicate_transfer", "stands twice; remove one");
+          if (transfer.recv) return fail(cell, "verify.duplicate_receive", "stands twice; remove one");
           transfer.recv = cell.place;
           break;
         }
         case kWaitSendF:
         case kWaitSendB: {
           Transfer& transfer = slot(action);
-          if (transfer.wait) return fail(cell, "verify.wait", "stands twice; a send is waited for once");
-          if (!transfer.send) return fail(cell, "verify.wait", "there is no such send before it in its row");
+          if (transfer.wait) return fail(cell, "verify.duplicate_wait_send", "stands twice; a send is waited for once");
+          if (!transfer.send)
+            return fail(cell, "verify.wait_without_send", "there is no such send before it in its row");
           transfer.wait = cell.place;
           break;
         }
         case kReduceGrad:
           if (waits == WaitActions::kAbsent) break;
           if (pending)
-            return fail(cell, "verify.wait",
+            return fail(cell, "verify.missing_wait_collective",
                         fmt::format("{} is not waited for yet; a rank has one reduction pending at most",
                                     to_string(pending->action)));
           pending = cell;
           break;
         case kWaitReduceGrad:
           if (!pending || pending->action.stage != action.stage)
-            return fail(cell, "verify.wait", fmt::format("{}REDUCE_GRAD is not pending here", action.stage));
+            return fail(cell, "verify.wait_without_collective",
+                        fmt::format("{}REDUCE_GRAD is not pending here", action.stage));
           pending.reset();
           break;
         default: break;
       }
     }
     if (pending)
-      return fail(*pending, "verify.wait", fmt::format("expected {}WAIT_REDUCE_GRAD behind it", pending->action.stage));
+      return fail(*pending, "verify.missing_wait_collective",
+                  fmt::format("expected {}WAIT_REDUCE_GRAD behind it", pending->action.stage));
   }
   for (const auto& row : sheet.rows) {
     for (const TorchCell& cell : row) {
@@ -184,17 +188,17 @@ Result<> check_transfers(const TorchSheet& sheet, const TorchShape& shape, WaitA
       if (send && action.stage == (action.type == kSendF ? last_stage : 0)) continue;
       const Transfer& transfer = slot(action);
       if (send && !transfer.recv)
-        return fail(cell, "verify.unmatched_send",
+        return fail(cell, "verify.send_without_receive",
                     fmt::format("no RECV takes it; expected {}{}{} in the row of that stage",
                                 action.type == kSendF ? action.stage + 1 : action.stage - 1,
                                 action.type == kSendF ? "RECV_F" : "RECV_B", action.microbatch));
       if (recv && !transfer.send)
-        return fail(cell, "verify.unmatched_recv",
+        return fail(cell, "verify.receive_without_send",
                     fmt::format("nothing is sent to it; expected {}{}{} in the row of that stage",
                                 action.type == kRecvF ? action.stage - 1 : action.stage + 1,
                                 action.type == kRecvF ? "SEND_F" : "SEND_B", action.microbatch));
       if (send && waits == WaitActions::kPresent && !transfer.wait)
-        return fail(cell, "verify.wait",
+        return fail(cell, "verify.missing_wait_send",
                     fmt::format("expected {}WAIT_{}{} behind it in its row", action.stage, to_string(action.type),
                                 action.microbatch));
     }
