@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <set>
 #include <string>
@@ -49,6 +50,8 @@ class TransferPass {
                      .backward = std::vector<std::int32_t>(num_cells, kNowhere),
                      .weight = std::vector<std::int32_t>(num_cells, kNowhere)};
     for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+      // Two transfers an op in the usual chain; a growing row would touch fresh pages twice.
+      out_[rank].reserve(3 * rows[rank].size());
       for (const Instr& instr : rows[rank])
         if (const Op* op = std::get_if<Op>(&instr)) place(*op, static_cast<std::int32_t>(rank));
     }
@@ -323,7 +326,8 @@ std::vector<Row> add_send_waits(const Layout& layout, const std::vector<Row>& ro
       if (const WaitSend* wait = std::get_if<WaitSend>(&instr)) own_waits.emplace(wait->value, wait->peer);
     // A value may travel more than once (evicted again); the schedule waits for all of its sends or for none.
     Row waited;
-    waited.reserve(row.size() + row.size() / 4);
+    const auto num_sends = std::count_if(row.begin(), row.end(), [](const Instr& instr) { return std::holds_alternative<Send>(instr); });
+    waited.reserve(row.size() + static_cast<std::size_t>(num_sends));
     std::vector<Send> sends;
     std::vector<WaitSend> behind_pair;
     int ops_left_in_pair = 0;
