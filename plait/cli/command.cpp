@@ -44,6 +44,7 @@ void add_commands(CLI::App& app, CommandBody& chosen) {
   add_diff_command(*schedule, chosen);
   add_convert_command(*schedule, chosen);
   add_simulate_command(app, chosen);
+  add_view_command(app, chosen);
   add_info_command(app, chosen);
   for (const HandedOver& command : handed_over())
     app.add_subcommand(std::string(command.name), std::string(command.summary));

@@ -26,6 +26,7 @@ void add_lower_command(CLI::App& parent, CommandBody& chosen);
 void add_diff_command(CLI::App& parent, CommandBody& chosen);
 void add_convert_command(CLI::App& parent, CommandBody& chosen);
 void add_simulate_command(CLI::App& parent, CommandBody& chosen);
+void add_view_command(CLI::App& parent, CommandBody& chosen);
 void add_info_command(CLI::App& parent, CommandBody& chosen);
 
 /// The whole command line of `plait`.

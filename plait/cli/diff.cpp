@@ -24,7 +24,7 @@ Tokens split(const std::string& text) {
     } else if (!tokens.rows.empty()) {
       std::istringstream words(line);
       for (std::string word; words >> word;) tokens.rows.back().push_back(word);
-    } else if (!line.empty() && !line.starts_with("name ")) {
+    } else if (!line.empty() && !line.starts_with("name ") && !line.starts_with("newline ")) {
       tokens.header.push_back(line);
     }
   }

@@ -30,7 +30,7 @@ struct ScheduleDiff {
   friend bool operator==(const ScheduleDiff&, const ScheduleDiff&) = default;
 };
 
-/// Compares row by row, names aside. Where one side is a program, the other is lowered first.
+/// Compares row by row, names and line ends aside. Where one side is a program, the other is lowered first.
 Result<ScheduleDiff> diff_schedules(const ScheduleOrProgram& left, const ScheduleOrProgram& right);
 
 }  // namespace plait

@@ -3,6 +3,7 @@
 #include "plait/cli/command.h"
 #include "plait/cli/timing.h"
 #include "plait/view/chrome_trace.h"
+#include "plait/view/html.h"
 #include "plait/view/svg.h"
 
 #include <CLI/CLI.hpp>
@@ -83,7 +84,7 @@ std::string as_table(const TimedProgram& timed) {
 Result<int> run(const Options& options) {
   PLAIT_TRY(const TorchCsvOptions csv, resolve_csv(options.csv));
   PLAIT_TRY(LoadedSchedule loaded, load_schedule(options.source, options.flags, csv));
-  const bool drawn = options.format == "trace" || options.format == "svg";
+  const bool drawn = options.format == "trace" || options.format == "svg" || options.format == "html";
   const std::string title = loaded.layout().name;
   PLAIT_TRY(const TimedProgram timed,
             time_step(std::move(loaded), options.flags, options.timing, drawn ? Detail::kTimeline : Detail::kFigures));
@@ -92,6 +93,7 @@ Result<int> run(const Options& options) {
   if (options.format == "table") text = as_table(timed);
   if (options.format == "trace") text = chrome_trace({make_timeline(timed.program, timed.result, title)});
   if (options.format == "svg") text = draw_svg({make_timeline(timed.program, timed.result, title)});
+  if (options.format == "html") text = draw_html({make_timeline(timed.program, timed.result, title)});
   PLAIT_TRY_VOID(print_out(text));
   return 0;
 }
@@ -103,8 +105,8 @@ void add_simulate_command(CLI::App& parent, CommandBody& chosen) {
       parent.add_subcommand("simulate", "time a step: makespan, bubbles, idle time and memory per rank");
   const auto options = std::make_shared<Options>();
   command->add_option("schedule", options->source, "NAME or FILE")->required();
-  command->add_option("--format", options->format, "table, json, trace (for ui.perfetto.dev) or svg")
-      ->check(CLI::IsMember({"table", "json", "trace", "svg"}))
+  command->add_option("--format", options->format, "table, json, trace (for ui.perfetto.dev), svg or html")
+      ->check(CLI::IsMember({"table", "json", "trace", "svg", "html"}))
       ->capture_default_str();
   add_schedule_flags(*command, options->flags);
   add_timing_flags(*command, options->timing);
