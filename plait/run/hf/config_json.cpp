@@ -47,6 +47,10 @@ class KeyReader {
   [[nodiscard]] const Json& at(std::string_view key) const { return *json_.find(key); }
   [[nodiscard]] const std::optional<Error>& error() const { return error_; }
 
+  /// Takes over the error of a nested object's reader.
+  void adopt(const KeyReader& nested) {
+    if (!error_) error_ = nested.error_;
+  }
   void refuse(std::string_view rule, std::string message) {
     if (!error_) error_ = make_error(ErrorCode::kUnsupported, rule, "{}: {}", where_, message);
   }
@@ -161,7 +165,7 @@ void read_rope(KeyReader& keys, const std::string& where, ModelConfig& config) {
   for (const auto& [name, value] : keys.at(key).items())
     if (value.is_object())
       rope.refuse("model.rope_type", fmt::format("{} is an object; one setting for all layers is supported", name));
-  if (rope.error()) keys.refuse(rope.error()->rule, rope.error()->message);
+  keys.adopt(rope);
 }
 
 void refuse_sliding_window(KeyReader& keys, const ModelConfig& config) {

@@ -3,6 +3,7 @@
 #include "plait/base/check.h"
 #include "plait/run/data/random.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
@@ -15,8 +16,18 @@
 #include <numeric>
 
 namespace plait::test {
+namespace {
+
+// As ranks run: one intra-op thread.
+const bool kOneThread = [] {
+  at::set_num_threads(1);
+  return true;
+}();
+
+}  // namespace
 
 std::vector<int> all_parts(const ModelConfig& config) {
+  PLAIT_CHECK(kOneThread, "set before main");
   std::vector<int> parts(static_cast<std::size_t>(num_parts(config.num_layers)));
   std::iota(parts.begin(), parts.end(), 0);
   return parts;
