@@ -18,22 +18,32 @@ Result<> supports(const ScheduleShape& shape) {
   return check_layers("hanayo", shape, shape.ranks * chunks);
 }
 
-/// The order is greedy: no order is published in a form that could be restated. One forward takes a slot, one full backward
-/// two; at most p micro-batches are in flight, as in the unidirectional counterpart of Chimera.
+/// The order is greedy: no order is published in a form that could be restated. One forward takes a slot and one full backward
+/// two; no rank holds more than 1F1B's p micro-batches. How many may be in flight is tried, the shortest step wins.
 Result<Schedule> build(const ScheduleShape& shape) {
   const int p = shape.ranks;
-  const int num_stages = p * shape.chunks.value_or(kDefaultChunks);
+  const int chunks = shape.chunks.value_or(kDefaultChunks);
   const auto home = [p](int stage) { return v_rank(stage, p); };
-  PLAIT_TRY(Layout layout, pipeline_layout("hanayo", shape, num_stages, home));
-  auto rows = list_schedule({.num_ranks = p,
-                             .num_stages = num_stages,
-                             .num_microbatches = *shape.microbatches,
-                             .home = home,
-                             .times = {.forward = 1, .backward = 1, .weight = 1, .transfer = 0},
-                             .backward = ListSpec::Backward::kFull,
-                             .in_flight_limit = p});
-  PLAIT_CHECK(rows.has_value(), "no memory limit was given");
-  return Schedule{.layout = std::move(layout), .rows = *std::move(rows)};
+  PLAIT_TRY(Layout layout, pipeline_layout("hanayo", shape, p * chunks, home));
+  ListSpec spec{.num_ranks = p,
+                .num_stages = p * chunks,
+                .num_microbatches = *shape.microbatches,
+                .home = home,
+                .times = {.forward = 1, .backward = 1, .weight = 1, .transfer = 0},
+                .backward = ListSpec::Backward::kFull,
+                .memory_limit = p * chunks};
+  std::optional<Ticks> shortest;
+  std::vector<Row> best;
+  for (const int in_flight : {p, p + 1, p + (p + 1) / 2, 2 * p}) {
+    spec.in_flight_limit = in_flight;
+    auto rows = list_schedule(spec);
+    PLAIT_CHECK(rows.has_value(), "the limit holds a chunk of every stage");
+    const Ticks span = longest_span(*rows, spec);
+    if (shortest && span >= *shortest) continue;
+    shortest = span;
+    best = *std::move(rows);
+  }
+  return Schedule{.layout = std::move(layout), .rows = std::move(best)};
 }
 
 Expectation expect(const ScheduleShape& shape) {

@@ -66,15 +66,23 @@ Result<Schedule> build(const ScheduleShape& shape) {
 
 Expectation expect(const ScheduleShape& shape) {
   const int p = shape.ranks;
-  return Expectation{
-      .sends = count_sends(shape, p * shape.chunks.value_or(kDefaultChunks), [p](int stage) { return stage % p; })};
+  const int m = *shape.microbatches;
+  const int chunks = shape.chunks.value_or(kDefaultChunks);
+  const OpTimes& times = shape.times;
+  Expectation expected{.sends = count_sends(shape, p * chunks, [p](int stage) { return stage % p; })};
+  if (m % p != 0 || m < 2 * p) return expected;
+  expected.peak_activation_units = std::vector<int>(static_cast<std::size_t>(p), p * chunks);
+  if (times.weight > std::min(times.forward, times.backward)) return expected;
+  expected.max_idle = (p - 1) * (times.forward + times.backward - times.weight) / chunks;
+  expected.makespan = m * work(times) + *expected.max_idle;
+  return expected;
 }
 
 constexpr ScheduleInfo kInfo{
     .name = "interleaved-zb",
     .summary = "interleaved 1F1B with split backward, weight gradients delayed into the bubbles",
     .needs = "m a multiple of max(1, floor(m/p)); chunks 2 unless given",
-    .forms = "none stated",
+    .forms = "for m = 2p, 3p, ...: bubble (p-1)(F+B-W)/v if W <= F and W <= B; memory p (found by replay)",
     .source = "torch.distributed.pipelining 2.15, ScheduleInterleavedZeroBubble; Qi et al. 2023, arXiv:2401.10241",
     .supports = &supports,
     .build = &build,

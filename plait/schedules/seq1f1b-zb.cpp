@@ -47,13 +47,25 @@ Result<Schedule> build(const ScheduleShape& given) {
 
 Expectation expect(const ScheduleShape& given) {
   const ScheduleShape shape = with_slices(given);
-  return Expectation{.sends = count_sends(shape, shape.ranks, [](int stage) { return stage; })};
+  const int p = shape.ranks;
+  const int m = *shape.microbatches;
+  const int k = *shape.slices;
+  const OpTimes& times = shape.times;
+  Expectation expected{.sends = count_sends(shape, p, [](int stage) { return stage; })};
+  if (m * k < 2 * (p + k)) return expected;
+  expected.peak_activation_units = std::vector<int>(static_cast<std::size_t>(p), p - 1 + k);
+  if (times.weight > std::min(times.forward, times.backward)) return expected;
+  expected.max_idle = (p - 1) * (times.forward + times.backward - times.weight) / k;
+  expected.makespan = m * work(times) + *expected.max_idle;
+  return expected;
 }
 
 constexpr ScheduleInfo kInfo{.name = "seq1f1b-zb",
                              .summary = "Seq1F1B with split backward: ZB-H1 over slices of the sequence",
                              .needs = "any p, m, k; one chunk; slices 2 unless given",
-                             .forms = "none stated",
+                             .forms =
+                                 "as ZB-H1 over slices, for m k >= 2(p+k): bubble (p-1)(F+B-W)/k if W <= F and W <= B; "
+                                 "memory (p-1+k)/k (found by replay)",
                              .source = "Sun et al. 2024, arXiv:2406.03488, sec. 3.4, with the order of ZB-H1",
                              .supports = &supports,
                              .build = &build,

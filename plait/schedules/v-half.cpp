@@ -27,6 +27,8 @@ Expectation expect(const ScheduleShape& shape) {
   const OpTimes& times = shape.times;
   Expectation expected{.sends = count_sends(shape, 2 * p, [p](int stage) { return v_rank(stage, p); })};
   const bool unit = times.forward == times.backward && times.backward == times.weight;
+  if (p >= 3 && *shape.microbatches >= 2 * p && shape.squeeze == Squeeze::kFull)
+    expected.peak_activation_units = std::vector<int>(static_cast<std::size_t>(p), 2 * ((p + 2) / 2));
   if (!unit || p < 3 || *shape.microbatches < 2 * p || shape.squeeze == Squeeze::kPatternOnly) return expected;
   // Rank 0 works longest: its idle time is the bubble, and its span the makespan.
   expected.max_idle = bubble_slots(p) * times.forward / 2;

@@ -53,8 +53,9 @@ Expectation expect(const ScheduleShape& shape) {
   const int m = *shape.microbatches;
   const OpTimes& times = shape.times;
   Expectation expected{.sends = count_sends(shape, 2 * p, [p](int stage) { return v_rank(stage, p); })};
-  const bool unit = times.forward == times.backward && times.backward == times.weight;
-  if (!unit || p < 2 || m < 2 * p || memory_limit(shape) < p) return expected;
+  if (p < 2 || m < 2 * p || memory_limit(shape) != p) return expected;
+  expected.peak_activation_units = std::vector<int>(static_cast<std::size_t>(p), 2 * p);
+  if (times.forward != times.backward || times.backward != times.weight) return expected;
   expected.max_idle = 0;
   // Every rank works through; the last one starts p-1 slots after the first.
   expected.makespan = m * work(times) + (p - 1) * times.forward / 2;
