@@ -65,6 +65,8 @@ class Importer {
       has_reductions_ |= type == kReduceGrad;
       const bool wait = type == kWaitSendF || type == kWaitSendB || type == kWaitReduceGrad;
       if (wait && !first_wait_) first_wait_ = cell;
+      if (type == kReduceGrad && &cell == &sheet_.rows[static_cast<std::size_t>(cell.place.row - 1)].back())
+        ends_in_reduction_ = cell;
       if ((type == kSendF || type == kSendB || type == kReduceGrad) && !first_waited_for_) first_waited_for_ = cell;
     });
     has_waits_ = options_.version.has_waits();
@@ -182,8 +184,15 @@ class Importer {
                       .ignored = std::move(sheet_.ignored)};
 
     if (!has_waits_) rows = add_send_waits(layout, rows);
-    Program program{.layout = std::move(layout), .rows = std::move(rows)};
     const bool implicit = !options_.version.has_reduce_grad() && !has_reductions_;
+    // Where a row ends just as the implicit reductions would, export could not tell the two apart.
+    if (!options_.version.has_reduce_grad() && ends_in_reduction_)
+      return fail(
+          ends_in_reduction_->place, "csv.torch_version",
+          fmt::format(
+              "{}: torch {}.{} reduces behind the last action by itself; it has no REDUCE_GRAD, which came with 2.10",
+              to_string(ends_in_reduction_->action), options_.version.major, options_.version.minor));
+    Program program{.layout = std::move(layout), .rows = std::move(rows)};
     torch_rules::append_implicit(program,
                                  implicit ? torch_rules::Reductions::kImplicit : torch_rules::Reductions::kInRows);
     return TorchCsv{.content = std::move(program), .ignored = std::move(sheet_.ignored)};
@@ -264,6 +273,7 @@ class Importer {
   bool has_reductions_ = false;
   std::optional<TorchCell> first_wait_;
   std::optional<TorchCell> first_waited_for_;
+  std::optional<TorchCell> ends_in_reduction_;
   std::vector<std::int32_t> homes_;  ///< per stage
   int num_microbatches_ = 0;
 };

@@ -105,7 +105,7 @@ TEST(Mutations, CorpusIsReadToItsEnd) {
     EXPECT_TRUE(parsed) << parsed.error().message;
     EXPECT_NO_THROW(fuzz::check_text(text));
   }
-  EXPECT_EQ(corpus("csv").size(), 7U);
+  EXPECT_EQ(corpus("csv").size(), 8U);
   for (const std::string& text : corpus("csv")) {
     const auto sheet = read_torch_sheet(text, "corpus", CsvReading::kLenient);
     EXPECT_TRUE(sheet) << sheet.error().message;
