@@ -54,7 +54,8 @@ RouteIds number_routes(const Program& program) {
     Names names;
     for (const Instr& instr : program.rows[rank]) {
       if (const Send* send = std::get_if<Send>(&instr))
-        ids.transfers.emplace(names.transfer(RankId{static_cast<std::int32_t>(rank)}, send->peer, send->value), kAbsent);
+        ids.transfers.emplace(names.transfer(RankId{static_cast<std::int32_t>(rank)}, send->peer, send->value),
+                              kAbsent);
       if (const Collective* c = std::get_if<Collective>(&instr)) ids.collectives.emplace(names.collective(*c), kAbsent);
     }
   }

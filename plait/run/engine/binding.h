@@ -34,10 +34,10 @@ struct BoundOp {
   std::int32_t stage = 0;
   std::int32_t data = 0;  ///< index into the step's slices: micro-batch x slices + slice
   std::int32_t slice = 0;
-  Source input;                 ///< payload slot
+  Source input;                   ///< payload slot
   std::int32_t output = kAbsent;  ///< payload slot
-  Source stash;                 ///< F writes the slot; B and BW take from it
-  Source weight_stash;          ///< B writes the slot; W takes from it
+  Source stash;                   ///< F writes the slot; B and BW take from it
+  Source weight_stash;            ///< B writes the slot; W takes from it
   std::int32_t cache = kAbsent;   ///< keys and values of the micro-batch, where sequences are cut
   enum class CacheUse : std::uint8_t { kStays, kEnds } cache_use = CacheUse::kStays;
   friend bool operator==(const BoundOp&, const BoundOp&) = default;

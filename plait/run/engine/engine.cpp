@@ -8,6 +8,7 @@
 #include "plait/run/engine/rank_worker.h"
 #include "plait/run/engine/step_data.h"
 
+#include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
@@ -107,6 +108,18 @@ class ThreadEngine final : public Engine {
     std::map<std::string, at::Tensor> gradients;
     for (const auto& worker : workers_) save_gradients(*worker, gradients);
     return gradients;
+  }
+
+  [[nodiscard]] std::vector<std::string> diverged_copies() const override {
+    std::vector<std::string> names;
+    std::map<std::string, at::Tensor> first;
+    for (const auto& worker : workers_) {
+      for (const auto& [name, parameter] : worker->parameters().by_name()) {
+        const auto [at, is_new] = first.try_emplace(name, parameter.master);
+        if (!is_new && !at::equal(at->second, parameter.master)) names.push_back(name);
+      }
+    }
+    return names;
   }
 
   Result<StepResult> train_step(const std::vector<Microbatch>& microbatches, double learning_rate) override {

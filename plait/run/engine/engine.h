@@ -111,6 +111,8 @@ class Engine {
   /// Gradients of the last train_step by name, summed over uses and before clipping (where clipping scaled them, the
   /// scale is divided out again: exact to one rounding). Valid until the next step.
   [[nodiscard]] virtual std::map<std::string, at::Tensor> last_gradients() const = 0;
+  /// Tensors of which two ranks hold copies that differ in some bit: always none, unless something is broken.
+  [[nodiscard]] virtual std::vector<std::string> diverged_copies() const = 0;
 };
 
 }  // namespace plait

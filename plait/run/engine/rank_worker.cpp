@@ -70,7 +70,7 @@ RankWorker::RankWorker(RankId rank, const Layout& layout, const ModelConfig& con
       here.grads.push_back(parameter == nullptr ? at::Tensor() : parameter->grads.front());
       if (parameter == nullptr) continue;
       step.push_back(parameter);
-      const bool is_token_table = &spec == &specs.front();  // parameter_specs follows the chain: the table is its first
+      const bool is_token_table = spec.name == token_table_name(config);
       const auto first_home = std::find_if(group.homes.begin(), group.homes.end(),
                                            [&](RankId home) { return holds(home, layout, spec, is_token_table); });
       if (*first_home != rank) continue;

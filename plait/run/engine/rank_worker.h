@@ -22,7 +22,8 @@ namespace plait {
 struct alignas(64) WaitState {
   std::atomic<std::int32_t> position = 0;
   std::atomic<std::int32_t> peer = kAbsent;
-  std::atomic<std::int64_t> since = 0;  ///< Clock ticks
+  std::atomic<TransferId> transfer = kAbsent;  ///< that should arrive; none where it waits for something else
+  std::atomic<std::int64_t> since = 0;         ///< Clock ticks
 };
 
 /// What is the same for all ranks while one program runs once.

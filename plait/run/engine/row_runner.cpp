@@ -61,10 +61,11 @@ bool RowRunner::fail(ErrorCode code, std::string_view rule, const std::string& w
 }
 
 template <class Wait>
-bool RowRunner::await(RankId peer, const Wait& wait) {
+bool RowRunner::await(RankId peer, TransferId arriving, const Wait& wait) {
   const Clock::time_point now = Clock::now();
   WaitState& state = (*context_.waits)[worker_.rank_.index()];
   state.position.store(static_cast<std::int32_t>(position_), std::memory_order_relaxed);
+  state.transfer.store(arriving, std::memory_order_relaxed);
   state.since.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   state.peer.store(peer.value(), std::memory_order_release);
   const WaitStatus status = wait(now + context_.timeout);
@@ -78,7 +79,7 @@ bool RowRunner::await(RankId peer, const Wait& wait) {
 }
 
 bool RowRunner::await_collective(CollectiveId collective) {
-  return await(transport_.awaited(collective, worker_.rank_), [&](Clock::time_point deadline) {
+  return await(transport_.awaited(collective, worker_.rank_), kAbsent, [&](Clock::time_point deadline) {
     const WaitStatus status = transport_.finish(collective, worker_.rank_, deadline);
     // Others may have come since the wait began: blame one that has not.
     if (status == WaitStatus::kTimedOut)
@@ -88,12 +89,32 @@ bool RowRunner::await_collective(CollectiveId collective) {
   });
 }
 
-/// Who is to blame is the end of the chain of waits: this rank may wait for one that itself waits for a silent one.
+/// Is the sender, which waits itself, behind the send of what `waiting` waits for?
+bool RowRunner::was_sent(const WaitState& waiting) const {
+  const TransferId id = waiting.transfer.load(std::memory_order_relaxed);
+  if (id == kAbsent) return false;
+  const Transfer& transfer = transport_.routes().transfers[static_cast<std::size_t>(id)];
+  const Row& row = context_.program->rows[transfer.source.index()];
+  const std::int32_t reached = (*context_.waits)[transfer.source.index()].position.load(std::memory_order_relaxed);
+  int occurrence = 0;
+  for (std::size_t at = 0; at < static_cast<std::size_t>(reached); ++at) {
+    const Send* send = std::get_if<Send>(&row[at]);
+    if (send == nullptr || send->value != transfer.value || send->peer != transfer.destination) continue;
+    if (occurrence++ == transfer.occurrence) return true;
+  }
+  return false;
+}
+
+/// Follows the waits from this rank: to a rank that waits for one that does not, or for a message that was sent and lost.
 Error RowRunner::timed_out() const {
   RankId waiting = worker_.rank_;
+  bool lost = false;
   for (std::size_t hops = 0; hops < context_.waits->size(); ++hops) {
-    const RankId peer{(*context_.waits)[waiting.index()].peer.load(std::memory_order_acquire)};
+    const WaitState& state = (*context_.waits)[waiting.index()];
+    const RankId peer{state.peer.load(std::memory_order_acquire)};
     if ((*context_.waits)[peer.index()].peer.load(std::memory_order_acquire) == kAbsent) break;
+    lost = was_sent(state);
+    if (lost) break;
     waiting = peer;
   }
   const WaitState& state = (*context_.waits)[waiting.index()];
@@ -102,14 +123,16 @@ Error RowRunner::timed_out() const {
   const Clock::duration waited =
       Clock::now().time_since_epoch() - Clock::duration(state.since.load(std::memory_order_relaxed));
   return make_error(ErrorCode::kTimeout, "engine.timeout",
-                    "{}: rank {} has been silent for {:.3f} s (limit {:.3f} s); see why it hangs, or allow more time",
-                    where(waiting, position), peer.value(), std::chrono::duration<double>(waited).count(),
-                    std::chrono::duration<double>(context_.timeout).count());
+                    "{}: rank {} has been silent for {:.3f} s (limit {:.3f} s); {}", where(waiting, position),
+                    peer.value(), std::chrono::duration<double>(waited).count(),
+                    std::chrono::duration<double>(context_.timeout).count(),
+                    lost ? "it did send, so the message was lost on its way" : "see why it hangs, or allow more time");
 }
 
 bool RowRunner::receive(TransferId transfer, Message& message) {
   const Transfer& route = transport_.routes().transfers[static_cast<std::size_t>(transfer)];
-  if (!await(route.source, [&](Clock::time_point deadline) { return transport_.receive(transfer, message, deadline); }))
+  if (!await(route.source, transfer,
+             [&](Clock::time_point deadline) { return transport_.receive(transfer, message, deadline); }))
     return false;
   charge_to(message, worker_.account_);
   return true;
@@ -285,7 +308,8 @@ bool RowRunner::execute(const BoundReceive& receive) {
 
 bool RowRunner::execute(const BoundWaitSent& wait) {
   const RankId peer = transport_.routes().transfers[static_cast<std::size_t>(wait.transfer)].destination;
-  return await(peer, [&](Clock::time_point deadline) { return transport_.wait_sent(wait.transfer, deadline); });
+  return await(peer, kAbsent,
+               [&](Clock::time_point deadline) { return transport_.wait_sent(wait.transfer, deadline); });
 }
 
 bool RowRunner::add_arrivals(const Arrivals& arrivals) {

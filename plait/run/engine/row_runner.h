@@ -42,10 +42,11 @@ class RowRunner {
   void hand_over(TransferId transfer, Message&& message);
 
   template <class Wait>
-  bool await(RankId peer, const Wait& wait);
+  bool await(RankId peer, TransferId arriving, const Wait& wait);
   bool await_collective(CollectiveId collective);
   bool fail(ErrorCode code, std::string_view rule, const std::string& what);
   Error timed_out() const;
+  [[nodiscard]] bool was_sent(const WaitState& waiting) const;
   [[nodiscard]] std::string where(RankId rank, std::size_t position) const;
   void compute_begins() { started_ = Clock::now(); }
 

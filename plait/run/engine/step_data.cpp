@@ -1,7 +1,6 @@
 #include "plait/run/engine/step_data.h"
 
-#include <ATen/ops/aminmax.h>
-#include <ATen/ops/ne.h>
+#include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -19,14 +18,21 @@ std::string shape(const at::Tensor& tensor) {
   return tensor.defined() ? fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")) : "none";
 }
 
-Result<> check_ids(const at::Tensor& ids, const char* name, std::size_t m, std::int64_t vocab_size) {
-  if (ids.numel() == 0) return {};
-  const auto [low, high] = at::aminmax(ids);
-  for (const std::int64_t id : {low.item<std::int64_t>(), high.item<std::int64_t>()}) {
-    if (id < 0 || id >= vocab_size)
-      return bad_data("micro-batch {}: {} hold id {}; the vocabulary has {} entries", m, name, id, vocab_size);
+enum class Masking : std::uint8_t { kNo, kYes };
+
+/// Checks ids and counts those that are not masked.
+Result<std::int64_t> count_valid(const at::Tensor& ids, const char* name, std::size_t m, std::int64_t vocab_size,
+                                 Masking masking) {
+  const at::Tensor on_host = ids.cpu().contiguous();
+  const auto* data = on_host.const_data_ptr<std::int64_t>();
+  std::int64_t valid = 0;
+  for (std::int64_t i = 0; i < on_host.numel(); ++i) {
+    if (masking == Masking::kYes && data[i] == kIgnoredTarget) continue;
+    if (data[i] < 0 || data[i] >= vocab_size)
+      return bad_data("micro-batch {}: {} hold id {}; the vocabulary has {} entries", m, name, data[i], vocab_size);
+    ++valid;
   }
-  return {};
+  return valid;
 }
 
 Result<std::int64_t> check_microbatch(const Microbatch& microbatch, std::size_t m, const ModelConfig& config) {
@@ -42,13 +48,9 @@ Result<std::int64_t> check_microbatch(const Microbatch& microbatch, std::size_t 
   if (config.family == ModelFamily::kGpt2 && tokens.size(1) > config.max_positions)
     return bad_data("micro-batch {}: {} tokens in a row; the model has {} positions", m, tokens.size(1),
                     config.max_positions);
-  PLAIT_TRY_VOID(check_ids(tokens, "tokens", m, config.vocab_size));
-  const at::Tensor valid = targets.ne(kIgnoredTarget);
-  const auto num_valid = valid.sum().item<std::int64_t>();
-  if (num_valid > 0)
-    PLAIT_TRY_VOID(check_ids(num_valid == targets.numel() ? targets : targets.masked_select(valid), "targets", m,
-                             config.vocab_size));
-  return num_valid;
+  PLAIT_TRY([[maybe_unused]] const std::int64_t num_tokens,
+            count_valid(tokens, "tokens", m, config.vocab_size, Masking::kNo));
+  return count_valid(targets, "targets", m, config.vocab_size, Masking::kYes);
 }
 
 Result<std::vector<std::int64_t>> lengths_of(std::int64_t tokens, std::size_t m, int num_slices,
@@ -84,9 +86,11 @@ Result<StepData> cut_microbatches(const std::vector<Microbatch>& microbatches, c
     PLAIT_TRY(const auto lengths, lengths_of(microbatches[m].tokens.size(1), m, layout.num_slices, slice_lengths));
     std::int64_t begin = 0;
     for (const std::int64_t length : lengths) {
-      data.slices.push_back(SliceData{.tokens = microbatches[m].tokens.narrow(1, begin, length).contiguous(),
-                                      .targets = microbatches[m].targets.narrow(1, begin, length).contiguous(),
-                                      .first_position = begin});
+      const auto part = [&](const at::Tensor& whole) {
+        return lengths.size() == 1 ? whole.contiguous() : whole.narrow(1, begin, length).contiguous();
+      };
+      data.slices.push_back(SliceData{
+          .tokens = part(microbatches[m].tokens), .targets = part(microbatches[m].targets), .first_position = begin});
       begin += length;
     }
   }

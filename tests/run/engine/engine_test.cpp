@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <thread>
 #include <utility>
 
 namespace plait {
@@ -108,10 +109,39 @@ TEST(Engine, ASilentRankIsNamedAndTheEngineIsDeadAfterwards) {
   EXPECT_NE(result.error().message.find("rank 1, position"), std::string::npos) << result.error().message;
   EXPECT_NE(result.error().message.find("op 1F1: rank 0 has been silent for 0."), std::string::npos)
       << result.error().message;
+  EXPECT_NE(result.error().message.find("it did send, so the message was lost on its way"), std::string::npos)
+      << result.error().message;
   const auto again = engine->train_step(data_of(4), 0.1);
   ASSERT_FALSE(again);
   EXPECT_EQ(again.error().rule, "engine.dead");
   EXPECT_NE(again.error().message.find(result.error().message), std::string::npos) << again.error().message;
+}
+
+TEST(Engine, ARankThatHangsIsNamedByTheOneThatWaitsForIt) {
+  // Ranks 0, 2 and 3 wait in a chain for rank 1, whose second forward lasts longer than the others' patience.
+  struct SlowKernels final : StageKernels {
+    explicit SlowKernels(bool is_slow) : slow(is_slow) {}
+    ForwardResult forward(const SliceData&, Payload, Stash*, KvCache*) override {
+      if (slow && ++calls == 2) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+      return {};
+    }
+    Payload backward_input(const SliceData&, Payload, Stash, WeightStash*, KvCache*, int) override { return {}; }
+    void backward_weight(WeightStash) override {}
+    [[nodiscard]] std::vector<std::int64_t> input_widths() const override { return {}; }
+    [[nodiscard]] std::vector<std::int64_t> output_widths() const override { return {}; }
+    bool slow;
+    int calls = 0;
+  };
+  EngineOptions options{.timeout_seconds = 0.2};
+  options.kernels = [](const ModelConfig&, PartRange parts, ParameterSet&) {
+    return std::make_unique<SlowKernels>(parts.begin == 5);
+  };
+  const auto engine = make_engine(program("gpipe", 4, 4, 4), tiny_config(4, HeadTying::kUntied), options);
+  const auto result = engine->train_step(data_of(4), 0.1);
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
+  EXPECT_NE(result.error().message.find("rank 1 has been silent for 0."), std::string::npos) << result.error().message;
+  EXPECT_NE(result.error().message.find("see why it hangs"), std::string::npos) << result.error().message;
 }
 
 Error damaged(const DamagingTransport::Damage& damage) {
@@ -130,7 +160,7 @@ TEST(Engine, AMessageOfTheWrongTypeShapeOrNameIsRefusedNamingBoth) {
   EXPECT_EQ(type.code, ErrorCode::kTransport);
   EXPECT_EQ(type.rule, "engine.message");
   EXPECT_EQ(type.message,
-            "rank 1, position 2, op 1F0: from rank 0: the activation of edge 0, micro-batch 0 should be 1 tensors: "
+            "rank 1, position 1, op 1F0: from rank 0: the activation of edge 0, micro-batch 0 should be 1 tensors: "
             "Double [2, 6, 16]; got 1 tensors: Float [2, 6, 16]");
   const Error shape = damaged([](Message& message) { message.tensors[0] = message.tensors[0].narrow(1, 0, 5); });
   EXPECT_EQ(shape.rule, "engine.message");
@@ -299,19 +329,50 @@ TEST(Engine, ABadStateIsRefusedByName) {
   EXPECT_TRUE(engine->load(good, 0));
 }
 
-TEST(Engine, TiedCopiesStayBitIdentical) {
-  // Two homes of the token table: after steps, a one-rank engine loaded from either copy is the same, since save() takes the
-  // first home's and training on goes through the second's head. Compare with one rank instead of peeking inside.
-  const ModelConfig config = tiny_config(4, HeadTying::kTied);
-  const auto two = make_engine(program("1f1b", 2, 4, 4, HeadTying::kTied), config, {.type = ComputeType::kFloat64});
-  const auto one = make_engine(program("1f1b", 1, 4, 4, HeadTying::kTied), config, {.type = ComputeType::kFloat64});
+class TiedCopies : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(TiedCopies, StayBitIdenticalAndEqualOneRank) {
+  const ModelConfig config = tiny_config(8, HeadTying::kTied);
+  const EngineOptions options{.type = ComputeType::kFloat64};
+  const auto many = make_engine(program(GetParam(), 4, 8, 8, HeadTying::kTied), config, options);
+  const auto one = make_engine(program("gpipe", 1, 8, 8, HeadTying::kTied), config, options);
   for (std::uint64_t step = 0; step < 5; ++step) {
-    const auto a = two->train_step(data_of(4, step), 0.01);
-    const auto b = one->train_step(data_of(4, step), 0.01);
+    const auto a = many->train_step(data_of(8, step), 0.01);
+    const auto b = one->train_step(data_of(8, step), 0.01);
     ASSERT_TRUE(a && b);
     EXPECT_NEAR(a->loss, b->loss, 1e-11);
-    EXPECT_NEAR(a->grad_norm, b->grad_norm, 1e-10);
+    EXPECT_NEAR(a->grad_norm, b->grad_norm, 1e-10 * b->grad_norm);
+    EXPECT_EQ(many->diverged_copies(), std::vector<std::string>());
   }
+}
+
+// Two homes, replicas of every stage, and both uses on one rank.
+INSTANTIATE_TEST_SUITE_P(Schedules, TiedCopies, ::testing::Values("1f1b", "dualpipe", "chimera", "zb-v"),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(Engine, SlicesMayHaveAnyLengths) {
+  const auto sliced_program =
+      program_of("seq1f1b", ScheduleShape{.ranks = 2, .microbatches = 3, .slices = 3, .layers = 4});
+  ASSERT_TRUE(sliced_program) << sliced_program.error().message;
+  const ModelConfig config = tiny_config(4, HeadTying::kUntied);
+  EngineOptions options{.type = ComputeType::kFloat64, .optimizer = {.kind = OptimizerKind::kSgd}};
+  const auto whole = make_engine(program("gpipe", 1, 3, 4), config, options);
+  options.slice_lengths = {1, 3, 2};
+  const auto sliced = make_engine(*sliced_program, config, options);
+  const auto a = sliced->train_step(data_of(3), 0.1);
+  const auto b = whole->train_step(data_of(3), 0.1);
+  ASSERT_TRUE(a && b);
+  EXPECT_NEAR(a->loss, b->loss, 1e-12);
+  expect_equal(weights_of(*sliced), weights_of(*whole), 1e-10, "weight");
+  options.slice_lengths = {1, 3, 1};
+  const auto wrong = make_engine(*sliced_program, config, options)->train_step(data_of(3), 0.1);
+  ASSERT_FALSE(wrong);
+  EXPECT_EQ(wrong.error().message,
+            "micro-batch 0: slice lengths 1, 3, 1; there should be 3, all positive, with the sum 6");
 }
 
 TEST(Engine, BFloat16KeepsMastersInFp32AndLearns) {
