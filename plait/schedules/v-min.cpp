@@ -5,7 +5,9 @@ namespace plait {
 namespace {
 
 Result<> supports(const ScheduleShape& shape) {
-  return check_v_shape("v-min", shape);
+  ScheduleShape squeezed = shape;  // with or without: the sizes count
+  squeezed.squeeze = Squeeze::kFull;
+  return check_v_shape("v-min", squeezed);
 }
 
 Result<Schedule> build(const ScheduleShape& shape) {

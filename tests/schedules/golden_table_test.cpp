@@ -89,8 +89,10 @@ TEST(GoldenTable, EightRanksAndTwentyFourMicrobatches) {
       {"zb-h1", 79, 7, 16, 16}, {"zb-h2", 79, 0, 30, 30},   {"dualpipev", 75.5, 3.5, 17, 17}};
   for (const Row& row : rows) {
     SCOPED_TRACE(row.schedule);
-    const auto schedule =
-        build_schedule(row.schedule, {.ranks = 8, .microbatches = 24, .squeeze = Squeeze::kPatternOnly});
+    const bool pattern = std::string_view(row.schedule).substr(0, 2) == "v-";
+
+    const auto schedule = build_schedule(
+        row.schedule, {.ranks = 8, .microbatches = 24, .squeeze = pattern ? Squeeze::kPatternOnly : Squeeze::kFull});
     ASSERT_TRUE(schedule) << schedule.error().message;
     const auto run = replay(*schedule, {.forward = kUnit, .backward = kUnit, .weight = kUnit, .transfer = 0});
     ASSERT_TRUE(run);

@@ -82,8 +82,22 @@ TEST(Registry, TooFewLayersAndForeignFlagsAreRefused) {
     ScheduleShape folds{.ranks = 4, .microbatches = 8};
     folds.folds = 2;
     EXPECT_EQ(info->supports(folds).error().rule, "schedule.flag") << info->name;
+    if (info->name != "v-half" && info->name != "v-min") {
+      ScheduleShape pattern{.ranks = 4, .microbatches = 8};
+      pattern.squeeze = Squeeze::kPatternOnly;
+      EXPECT_EQ(info->supports(pattern).error().rule, "schedule.flag") << info->name;
+    }
     EXPECT_EQ(info->supports({.ranks = 4}).error().rule, "schedule.size") << info->name;
     EXPECT_EQ(info->supports({.ranks = 0, .microbatches = 8}).error().rule, "schedule.size") << info->name;
+  }
+}
+
+TEST(Registry, OnlySlicedSchedulesTakeASliceCut) {
+  for (const ScheduleInfo* info : all_schedules()) {
+    ScheduleShape shape{.ranks = 4, .microbatches = 8};
+    shape.slice_cut = SliceCut::kEqualCompute;
+    const bool sliced = info->name.find("seq1f1b") != std::string_view::npos;
+    EXPECT_EQ(info->supports(shape).has_value(), sliced) << info->name;
   }
 }
 
