@@ -3,6 +3,7 @@
 #include "tests/verify/random_programs.h"
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -58,7 +59,7 @@ void change(Random& random, const Layout& layout, Instr& instr) {
               if (below(random, 2) == 0 && layout.num_slices > 1)
                 x.slice = SliceId{below(random, layout.num_slices)};
               else if (layout.mode == Mode::kTrain)
-                x.kind = static_cast<OpKind>(below(random, 4));
+                x.kind = static_cast<OpKind>(below(random, 5));
           }
         } else if constexpr (std::is_same_v<T, Send> || std::is_same_v<T, Recv> || std::is_same_v<T, WaitSend>) {
           if (below(random, 2) == 0)
@@ -86,6 +87,7 @@ Mutation mutate(Random& random, const Program& program) {
   Mutation result{.program = program, .what = {}};
   std::vector<Row>& rows = result.program.rows;
   const Layout& layout = program.layout;
+  if (std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.empty(); })) return result;
   std::size_t rank = 0;
   do rank = static_cast<std::size_t>(below(random, static_cast<int>(rows.size())));
   while (rows[rank].empty());

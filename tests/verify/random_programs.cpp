@@ -1,9 +1,12 @@
 #include "tests/verify/random_programs.h"
 
 #include "plait/ir/lower.h"
+#include "plait/ir/text.h"
 #include "plait/schedules/schedule_info.h"
 
 #include <algorithm>
+#include <fstream>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -38,7 +41,10 @@ class Order {
       : layout_(layout),
         done_(static_cast<std::size_t>(layout.num_stages() * layout.num_microbatches * layout.num_slices) * 3) {}
 
+  void recompute(const Op& op) { recomputed_.push_back(op); }
+
   [[nodiscard]] bool ready(const Op& op) const {
+    if (op.kind == OpKind::kRecompute) return done_[slot(op, 0)];
     const auto earlier = [&](EdgeId e, bool forward) {
       Op other = op;
       other.stage = forward ? layout_.edges[e.index()].producer : layout_.edges[e.index()].consumer;
@@ -52,10 +58,18 @@ class Order {
     if (op.kind == OpKind::kBackwardWeight) return done_[slot(op, 1)];
     const bool forward = op.kind == OpKind::kForward;
     if (!slice(forward ? -1 : 1, forward ? 0 : 1) || (!forward && !done_[slot(op, 0)])) return false;
+    if (!forward && std::any_of(recomputed_.begin(), recomputed_.end(), [&](const Op& r) {
+          return r.stage == op.stage && r.microbatch == op.microbatch && r.slice == op.slice;
+        }))
+      return false;
     const auto edges = forward ? layout_.edges_into(op.stage) : layout_.edges_out_of(op.stage);
     return std::all_of(edges.begin(), edges.end(), [&](EdgeId e) { return earlier(e, forward); });
   }
   void mark(const Op& op) {
+    if (op.kind == OpKind::kRecompute) {
+      std::erase(recomputed_, op);
+      return;
+    }
     done_[slot(op, op.kind == OpKind::kForward ? 0 : op.kind == OpKind::kBackwardWeight ? 2 : 1)] = true;
   }
 
@@ -67,14 +81,23 @@ class Order {
   }
   const Layout& layout_;
   std::vector<bool> done_;
+  std::vector<Op> recomputed_;  ///< recomputes still to come, which hold back their backward
 };
 
 Schedule shuffled(Random& random, const Schedule& schedule) {
   std::vector<std::pair<std::size_t, Op>> pending;
+  Order order(schedule.layout);
+  const bool recomputes = schedule.layout.mode == Mode::kTrain && below(random, 6) == 0;
   for (std::size_t rank = 0; rank < schedule.rows.size(); ++rank) {
     for (const Instr& instr : schedule.rows[rank]) {
       const Op* op = std::get_if<Op>(&instr);
       if (op == nullptr) continue;
+      if (recomputes && op->kind == OpKind::kForward && below(random, 2) == 0) {
+        Op again = *op;
+        again.kind = OpKind::kRecompute;
+        pending.emplace_back(rank, again);
+        order.recompute(again);
+      }
       if (op->kind == OpKind::kBackward && below(random, 4) == 0) {
         Op half = *op;
         half.kind = OpKind::kBackwardInput;
@@ -87,7 +110,6 @@ Schedule shuffled(Random& random, const Schedule& schedule) {
     }
   }
   Schedule result{.layout = schedule.layout, .rows = std::vector<Row>(schedule.rows.size())};
-  Order order(result.layout);
   while (!pending.empty()) {
     std::vector<std::size_t> ready;
     for (std::size_t k = 0; k < pending.size(); ++k)
@@ -111,6 +133,18 @@ bool is_gradient_reduction(const Instr& instr) {
 bool is_norm(const Instr& instr) {
   const auto* collective = std::get_if<Collective>(&instr);
   return collective != nullptr && collective->value.kind() == ValueKind::kNorm;
+}
+
+/// Sound programs of the corpus that pass under every transfer rule.
+std::vector<Program> written_programs() {
+  std::vector<Program> programs;
+  for (const char* name : {"weights_travel", "sharded_replicas", "two_replicas", "two_slices", "three_ranks"}) {
+    std::ifstream file(std::string(PLAIT_SOURCE_DIR) + "/tests/error/sound/" + name + ".plait");
+    std::stringstream text;
+    text << file.rdbuf();
+    programs.push_back(std::get<Program>(*parse_text(text.str(), name)));
+  }
+  return programs;
 }
 
 }  // namespace
@@ -161,6 +195,9 @@ Program with_shards(Program program) {
 }
 
 Program random_program(Random& random) {
+  static const std::vector<Program> kWritten = written_programs();
+  if (below(random, 12) == 0)
+    return kWritten[static_cast<std::size_t>(below(random, static_cast<int>(kWritten.size())))];
   auto program = lower(shuffled(random, random_schedule(random)));
   return below(random, 3) == 0 ? with_shards(std::move(*program)) : std::move(*program);
 }

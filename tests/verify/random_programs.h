@@ -13,7 +13,8 @@ using Random = std::mt19937_64;
 int below(Random& random, int bound);
 
 /// A valid program: the ops of a schedule of random family and shape in a random order that keeps every dependency, some
-/// BW split into B and W, lowered; some with sharded parameters that are gathered and freed.
+/// BW split into B and W, lowered; some with sharded parameters that are gathered and freed, some with recomputation. Now and then one
+/// of tests/error/sound, for what schedules do not write yet: travelling weights, adds, passing gradients.
 Program random_program(Random& random);
 
 /// The same program with sharded parameter groups: gathered before the first op, freed behind the last, gradients

@@ -99,6 +99,7 @@ class Interpreter {
     if (kind == OpKind::kForward) for (EdgeId e : l_.edges_into(s)) eat(Value::activation(e, m, q));
     if (backs) for (EdgeId e : l_.edges_out_of(s)) eat(Value::gradient(e, m, q));
     if (backs) eat(Value::stash(s, m, q));
+    if (kind == OpKind::kRecompute) use(Value::stash(s, m, q));
     if (backs && l_.num_slices > 1) eat(Value::kv(s, m, q));
     if (backs && r().held.contains(Value::kv_grad(s, m, q))) eat(Value::kv_grad(s, m, q));
     for (Value v : eaten) r().held.erase(v);  // every input is here
@@ -115,7 +116,7 @@ class Interpreter {
     for (int k = 0; backs && k < q.value(); ++k) r().held[Value::kv_grad(s, m, SliceId{k})].insert(made);
     if (kind == OpKind::kBackwardInput) write(Value::weight_stash(s, m, q), mix({made, 5}));
     for (GroupId g : l_.stages[s.index()].groups) {
-      if (kind == OpKind::kForward || kind == OpKind::kBackwardInput) continue;
+      if (kind != OpKind::kBackward && kind != OpKind::kBackwardWeight) continue;
       demand(!r().running.contains(Value::weight_grad(g)), "adds to a gradient under reduction");
       r().held[Value::weight_grad(g)].insert(mix({made, g.index()}));
     }
@@ -187,8 +188,7 @@ class Interpreter {
     leak(!r().held.empty() || !r().coming.empty() || !r().running.empty(), "value");
     for (const auto& [value, sends] : r().sends) leak(!sends.empty(), "send");
   }
-  const Program& p_;
-  const Layout& l_;
+  const Program& p_; const Layout& l_;
   std::vector<Rank> ranks_;
   std::map<Lane, Channel> channels_;
   std::map<RunKey, Run> runs_;
