@@ -1,0 +1,112 @@
+#include "tools/validate/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace plait::validate {
+namespace {
+
+struct SetText {
+  const char* title;
+  double target;  ///< mean absolute error, percent
+  const char* source;
+  const char* causes;  ///< of the largest errors
+};
+
+const std::map<std::string, SetText>& texts() {
+  static const std::map<std::string, SetText> all = {
+      {"korthikanti",
+       {"Korthikanti et al. 2022, A100", 3,
+        "arXiv:2205.05198, tables of step times; full recompute, and selective recompute with sequence parallelism",
+        "One efficiency serves all matrix shapes, while real kernels gain with the hidden size; the head's extra time "
+        "on the last stage and the fusion of the released kernels are not modelled one by one."}},
+      {"dgxc",
+       {"DGXC benchmarking records, BF16, H100", 5,
+        "public records of pretraining recipes, sequence length 8192, with the pipeline slices",
+        "Context parallelism's exchange of keys and values, and the overlap of tensor-parallel communication with "
+        "products, are inside the fitted constants, so layouts that differ from the fitted ones in these are off; the "
+        "chunk counts of the slices are not published and assumed."}},
+      {"vtrain-single",
+       {"vTrain, one node, A100", 8, "the authors' validation points, one node of up to 8 GPUs",
+        "Small models are bound by launches and by the optimizer's many small kernels, which one constant per matrix "
+        "product covers only on average."}},
+      {"vtrain-multi",
+       {"vTrain, several nodes, A100", 8, "the authors' validation points of several nodes; full recompute",
+        "The network is one number: contention between replicas and hierarchical rings are not modelled."}}};
+  return all;
+}
+
+double mean_error(const std::vector<Prediction>& predictions, bool fitted) {
+  double sum = 0;
+  int count = 0;
+  for (const Prediction& p : predictions) {
+    if (p.row->fitted != fitted) continue;
+    sum += std::abs(p.error());
+    ++count;
+  }
+  return count > 0 ? 100 * sum / count : 0;
+}
+
+std::string table_row(const Prediction& p) {
+  return fmt::format("| {} | {:.4g} | {:.4g} | {:+.1f} % | {} |\n", p.row->name, p.row->seconds, p.seconds,
+                     100 * p.error(), p.row->fitted ? "fit" : "");
+}
+
+}  // namespace
+
+std::string report(const std::vector<SetReport>& sets) {
+  std::string text =
+      "# Validation of predicted step times\n\n"
+      "Written by `plait-validate`; do not edit. Every row is a published measurement; every prediction comes from the "
+      "general\n"
+      "simulator over the lowered program, with times from shapes x device (`plait/sim/device.h` says what is modelled "
+      "and what\n"
+      "is not). The constants of a set are fitted on the rows marked *fit* alone (`data/validation/fit.csv`); errors "
+      "count the\n"
+      "other rows.\n\n"
+      "| set | rows | fitted rows | mean absolute error, other rows | worst | target | "
+      "|\n|---|---|---|---|---|---|---|\n";
+  for (const SetReport& set : sets) {
+    const SetText& about = texts().at(set.set);
+    const auto fitted = std::count_if(set.predictions.begin(), set.predictions.end(),
+                                      [](const Prediction& p) { return p.row->fitted; });
+    const double error = mean_error(set.predictions, false);
+    double worst = 0;
+    for (const Prediction& p : set.predictions)
+      if (!p.row->fitted) worst = std::max(worst, 100 * std::abs(p.error()));
+    text += fmt::format("| {} | {} | {} | {:.1f} % | {:.1f} % | {:.0f} % | {} |\n", about.title, set.predictions.size(),
+                        fitted, error, worst, about.target,
+                        error <= about.target ? "met" : fmt::format("missed by {:.1f} points", error - about.target));
+  }
+  for (const SetReport& set : sets) {
+    const SetText& about = texts().at(set.set);
+    const Calibration& c = set.calibration;
+    text += fmt::format(
+        "\n## {}\n\nSource: {}.\n\nConstants: matrix products {:.1f} % of peak and {:.2f} us each, attention core "
+        "{:.1f} % of peak, memory {:.1f} % of its\nbandwidth, "
+        "links in the node {:.1f} % of theirs, network {:.2f} GB/s a device.\nMean absolute error: {:.1f} % on the "
+        "fitted rows, {:.1f} % on the others.\n\nWhere the largest errors come from: {}\n",
+        about.title, about.source, 100 * c.gemm_efficiency, 1e6 * c.gemm_seconds, 100 * c.attention_efficiency,
+        100 * c.memory_efficiency, 100 * c.link_efficiency, c.network_bytes_per_second / 1e9,
+        mean_error(set.predictions, true), mean_error(set.predictions, false), about.causes);
+    if (!set.left_out.empty()) {
+      text +=
+          "\nLeave one model size out (constants fitted on rows of the other sizes only):\n\n| model size left out | "
+          "mean absolute error |\n|---|---|\n";
+      double sum = 0;
+      for (const auto& [size, error] : set.left_out) {
+        text += fmt::format("| {} | {:.1f} % |\n", size, 100 * error);
+        sum += 100 * error;
+      }
+      text += fmt::format("| mean over sizes | {:.1f} % |\n", sum / static_cast<double>(set.left_out.size()));
+    }
+    text += "\n| row | measured s | predicted s | error | |\n|---|---|---|---|---|\n";
+    for (const Prediction& p : set.predictions) text += table_row(p);
+  }
+  return text;
+}
+
+}  // namespace plait::validate
