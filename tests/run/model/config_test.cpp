@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Written by transformers 5: the keys that describe the model, and some that do not matter.
+// Keys as transformers 5 writes them, and some that do not matter.
 Json base_config(const std::string& type) {
   if (type == "gpt2")
     return Json::parse(R"({"activation_function":"gelu_new","add_cross_attention":false,"attn_pdrop":0,"embd_pdrop":0,

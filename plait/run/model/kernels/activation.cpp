@@ -1,37 +1,36 @@
 #include "plait/run/model/kernels/activation.h"
 
+#include "plait/run/model/kernels/dispatch.h"
+#include "plait/run/model/kernels/reference.h"
 #include "plait/run/model/kernels/types.h"
 
-#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/silu.h>
+
+#include <utility>
 
 namespace plait::kernels {
 
 at::Tensor swiglu(const at::Tensor& gate_up) {
+  if (!is_dense_on_host({&gate_up})) return reference::swiglu(gate_up);
   const std::int64_t width = gate_up.size(1) / 2;
-  const at::ScalarType wide = statistics_type(gate_up);
-  const at::Tensor gate = gate_up.narrow(1, 0, width).to(wide);
-  const at::Tensor up = gate_up.narrow(1, width, width).to(wide);
-  return (at::silu(gate) * up).to(gate_up.scalar_type());
+  at::Tensor y = at::empty({gate_up.size(0), width}, gate_up.options());
+  with_loops(gate_up.scalar_type(), [&](const auto& loops, auto element) {
+    using T = decltype(element);
+    loops.swiglu(data_of<T>(gate_up), mutable_data_of<T>(y), gate_up.size(0), width);
+  });
+  return y;
 }
 
 ActivationGrad swiglu_grad(at::Tensor dy, at::Tensor gate_up) {
-  const std::int64_t width = gate_up.size(1) / 2;
-  const at::ScalarType wide = statistics_type(gate_up);
-  const at::Tensor gate = gate_up.narrow(1, 0, width).to(wide);
-  const at::Tensor up = gate_up.narrow(1, width, width).to(wide);
-  const at::Tensor slope = dy.to(wide);
-  const at::Tensor sigmoid = at::sigmoid(gate);
-  const at::Tensor silu = gate * sigmoid;
-  const at::Tensor gate_grad = slope * up * (sigmoid + silu * (1 - sigmoid));
-  const at::Tensor up_grad = slope * silu;
-  return {.input_grad = at::cat({gate_grad, up_grad}, 1).to(gate_up.scalar_type()),
-          .output = (silu * up).to(gate_up.scalar_type())};
+  if (!is_dense_on_host({&gate_up, &dy})) return reference::swiglu_grad(std::move(dy), std::move(gate_up));
+  with_loops(gate_up.scalar_type(), [&](const auto& loops, auto element) {
+    using T = decltype(element);
+    loops.swiglu_grad(mutable_data_of<T>(gate_up), mutable_data_of<T>(dy), dy.size(0), dy.size(1));
+  });
+  return {.input_grad = std::move(gate_up), .output = std::move(dy)};
 }
 
 at::Tensor gelu_tanh(const at::Tensor& x) {

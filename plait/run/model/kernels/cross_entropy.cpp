@@ -1,34 +1,45 @@
 #include "plait/run/model/kernels/cross_entropy.h"
 
+#include "plait/run/model/kernels/dispatch.h"
+#include "plait/run/model/kernels/reference.h"
 #include "plait/run/model/kernels/types.h"
 #include "plait/run/model/stage_module.h"
 
-#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/gather.h>
-#include <ATen/ops/logsumexp.h>
-#include <ATen/ops/sum.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include <utility>
 
 namespace plait::kernels {
 
+static_assert(kIgnoredTarget < 0, "the loops take a negative target for a masked one");
+
 CrossEntropyResult cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {
-  const at::Tensor wide = logits.to(statistics_type(logits));
-  const at::Tensor lse = at::logsumexp(wide, {1});
-  const at::Tensor picked = at::gather(wide, 1, targets.clamp_min(0).unsqueeze(1)).squeeze(1);
-  const at::Tensor losses = (lse - picked).to(at::kDouble);
-  return {.loss = at::sum(losses.masked_fill(targets == kIgnoredTarget, 0.0)), .lse = lse};
+  if (!is_dense_on_host({&logits}) || !targets.is_contiguous()) return reference::cross_entropy(logits, targets);
+  CrossEntropyResult result{.loss = {},
+                            .lse = at::empty({logits.size(0)}, logits.options().dtype(statistics_type(logits)))};
+  double loss = 0;
+  with_loops(logits.scalar_type(), [&](const auto& loops, auto element) {
+    using T = decltype(element);
+    using Wide = typename cpu::WideOf<T>::Type;
+    loss = loops.cross_entropy(data_of<T>(logits), data_of<std::int64_t>(targets), mutable_data_of<Wide>(result.lse),
+                               logits.size(0), logits.size(1));
+  });
+  result.loss = at::scalar_tensor(loss, at::TensorOptions().dtype(at::kDouble));
+  return result;
 }
 
 at::Tensor cross_entropy_grad(at::Tensor logits, const at::Tensor& lse, const at::Tensor& targets, double scale) {
-  const at::Tensor wide = logits.to(lse.scalar_type());
-  at::Tensor grad = at::exp(wide - lse.unsqueeze(1));
-  const at::Tensor column = targets.clamp_min(0).unsqueeze(1);
-  grad.scatter_add_(1, column, at::full_like(lse, -1.0).unsqueeze(1));
-  grad.mul_(scale);
-  grad.masked_fill_((targets == kIgnoredTarget).unsqueeze(1), 0.0);
-  return logits.copy_(grad);
+  if (!is_dense_on_host({&logits}) || !targets.is_contiguous())
+    return reference::cross_entropy_grad(std::move(logits), lse, targets, scale);
+  with_loops(logits.scalar_type(), [&](const auto& loops, auto element) {
+    using T = decltype(element);
+    using Wide = typename cpu::WideOf<T>::Type;
+    loops.cross_entropy_grad(mutable_data_of<T>(logits), data_of<Wide>(lse), data_of<std::int64_t>(targets),
+                             static_cast<Wide>(scale), logits.size(0), logits.size(1));
+  });
+  return logits;
 }
 
 }  // namespace plait::kernels

@@ -1,5 +1,9 @@
 #include "plait/run/model/kernels/embedding.h"
 
+#include "plait/run/model/kernels/dispatch.h"
+#include "plait/run/model/kernels/reference.h"
+#include "plait/run/model/kernels/types.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/sum.h>
@@ -11,7 +15,14 @@ at::Tensor gather_rows(const at::Tensor& table, const at::Tensor& ids) {
 }
 
 void accumulate_rows(const at::Tensor& grad, const at::Tensor& ids, const at::Tensor& dx) {
-  grad.index_add_(0, ids.reshape({-1}), dx.reshape({-1, dx.size(-1)}).to(grad.scalar_type()));
+  const bool fits = grad.scalar_type() == statistics_type(dx) && ids.is_contiguous();
+  if (!fits || !is_dense_on_host({&grad}) || !is_dense_on_host({&dx})) return reference::accumulate_rows(grad, ids, dx);
+  with_loops(dx.scalar_type(), [&](const auto& loops, auto element) {
+    using T = decltype(element);
+    using Wide = typename cpu::WideOf<T>::Type;
+    loops.accumulate_rows(mutable_data_of<Wide>(grad), data_of<std::int64_t>(ids), data_of<T>(dx), ids.numel(),
+                          grad.size(1));
+  });
 }
 
 void accumulate_batch_sum(const at::Tensor& grad, const at::Tensor& dx) {

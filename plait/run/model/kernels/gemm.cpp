@@ -7,12 +7,46 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 
+// MKL's, exported by libtorch_cpu where it was built with it. Row-major C (m,n) = alpha op(A) op(B) + beta C.
+extern "C" [[gnu::weak]] void cblas_gemm_bf16bf16f32(int layout, int transpose_a, int transpose_b, int m, int n, int k,
+                                                     float alpha, const void* a, int lda, const void* b, int ldb,
+                                                     float beta, float* c, int ldc);
+
 namespace plait::kernels {
 namespace {
+
+/// MKL's bf16 GEMM is there, and the processor one for which MKL has bf16 code; elsewhere it converts to fp32 first.
+bool has_fast_bf16_gemm() {
+#if defined(__x86_64__)
+  static const bool has =
+      &cblas_gemm_bf16bf16f32 != nullptr && __builtin_cpu_is("intel") && __builtin_cpu_supports("avx512bf16");
+  return has;
+#else
+  return false;
+#endif
+}
 
 /// The weight as the right factor of x: [K,O], a view.
 at::Tensor as_right_factor(const at::Tensor& weight, WeightLayout layout) {
   return layout == WeightLayout::kOutIn ? weight.t() : weight;
+}
+
+/// grad += rows^T columns with bf16 factors and fp32 sums, by the GEMM of MKL inside libtorch.
+/// \returns false if this processor has none, or the tensors are not such
+bool accumulate_bf16_product(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& columns) {
+  constexpr int kRowMajor = 101;
+  constexpr int kNoTranspose = 111;
+  constexpr int kTranspose = 112;
+  if (!has_fast_bf16_gemm() || !grad.is_cpu() || grad.scalar_type() != at::kFloat ||
+      rows.scalar_type() != at::kBFloat16 || columns.scalar_type() != at::kBFloat16 || !grad.is_contiguous() ||
+      !rows.is_contiguous() || !columns.is_contiguous())
+    return false;
+  const auto m = static_cast<int>(grad.size(0));
+  const auto n = static_cast<int>(grad.size(1));
+  const auto k = static_cast<int>(rows.size(0));
+  cblas_gemm_bf16bf16f32(kRowMajor, kTranspose, kNoTranspose, m, n, k, 1.0F, rows.const_data_ptr(), m,
+                         columns.const_data_ptr(), n, 1.0F, static_cast<float*>(grad.mutable_data_ptr()), n);
+  return true;
 }
 
 }  // namespace
@@ -38,7 +72,7 @@ void accumulate_weight_grad(const at::Tensor& grad, const at::Tensor& x, const a
   const at::Tensor& columns = layout == WeightLayout::kOutIn ? x : dy;
   if (grad.scalar_type() == rows.scalar_type())
     grad.addmm_(rows.t(), columns);
-  else
+  else if (!accumulate_bf16_product(grad, rows, columns))
     grad.add_(at::mm(rows.t(), columns));
 }
 

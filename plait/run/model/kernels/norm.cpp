@@ -1,9 +1,13 @@
 #include "plait/run/model/kernels/norm.h"
 
+#include "plait/run/model/kernels/dispatch.h"
+#include "plait/run/model/kernels/reference.h"
 #include "plait/run/model/kernels/types.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/sum.h>
@@ -24,28 +28,53 @@ at::Tensor finish_input_grad(const at::Tensor& dx, const at::Tensor& residual, a
 }  // namespace
 
 RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  const at::Tensor wide = x.to(statistics_type(x));
-  const at::Tensor rstd = at::rsqrt(at::mean(wide * wide, {-1}) + eps);
-  return {.y = rms_norm_apply(x, rstd, weight), .rstd = rstd};
+  if (!is_dense_on_host({&x, &weight})) return reference::rms_norm(x, weight, eps);
+  RmsNormResult result{.y = at::empty_like(x), .rstd = at::empty({x.size(0)}, x.options().dtype(statistics_type(x)))};
+  with_loops(x.scalar_type(), [&](const auto& loops, auto element) {
+    using T = decltype(element);
+    using Wide = typename cpu::WideOf<T>::Type;
+    loops.rms_norm(data_of<T>(x), data_of<T>(weight), mutable_data_of<T>(result.y), mutable_data_of<Wide>(result.rstd),
+                   x.size(0), x.size(1), eps);
+  });
+  return result;
 }
 
 at::Tensor rms_norm_apply(const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& weight) {
-  return (x.to(rstd.scalar_type()) * column(rstd) * weight.to(rstd.scalar_type())).to(x.scalar_type());
+  if (!is_dense_on_host({&x, &weight})) return reference::rms_norm_apply(x, rstd, weight);
+  at::Tensor y = at::empty_like(x);
+  with_loops(x.scalar_type(), [&](const auto& loops, auto element) {
+    using T = decltype(element);
+    using Wide = typename cpu::WideOf<T>::Type;
+    loops.rms_norm_apply(data_of<T>(x), data_of<Wide>(rstd), data_of<T>(weight), mutable_data_of<T>(y), x.size(0),
+                         x.size(1));
+  });
+  return y;
 }
 
 at::Tensor rms_norm_input_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
                                const at::Tensor& weight, const at::Tensor& residual) {
-  const at::ScalarType wide = rstd.scalar_type();
-  const at::Tensor xhat = x.to(wide) * column(rstd);
-  const at::Tensor g = dy.to(wide) * weight.to(wide);
-  const at::Tensor dx = column(rstd) * (g - xhat * at::mean(g * xhat, {-1}, /*keepdim=*/true));
-  return finish_input_grad(dx, residual, x.scalar_type());
+  if (!is_dense_on_host({&x, &dy, &weight, &residual}))
+    return reference::rms_norm_input_grad(dy, x, rstd, weight, residual);
+  at::Tensor dx = at::empty_like(x);
+  with_loops(x.scalar_type(), [&](const auto& loops, auto element) {
+    using T = decltype(element);
+    using Wide = typename cpu::WideOf<T>::Type;
+    loops.rms_norm_input_grad(data_of<T>(dy), data_of<T>(x), data_of<Wide>(rstd), data_of<T>(weight),
+                              data_of<T>(residual), mutable_data_of<T>(dx), x.size(0), x.size(1));
+  });
+  return dx;
 }
 
 void rms_norm_weight_grad(const at::Tensor& weight_grad, const at::Tensor& dy, const at::Tensor& x,
                           const at::Tensor& rstd) {
-  const at::ScalarType wide = rstd.scalar_type();
-  weight_grad.add_(at::sum(dy.to(wide) * x.to(wide) * column(rstd), {0}));
+  if (!is_dense_on_host({&x, &dy}) || !is_dense_on_host({&weight_grad, &rstd}))
+    return reference::rms_norm_weight_grad(weight_grad, dy, x, rstd);
+  with_loops(x.scalar_type(), [&](const auto& loops, auto element) {
+    using T = decltype(element);
+    using Wide = typename cpu::WideOf<T>::Type;
+    loops.rms_norm_weight_grad(mutable_data_of<Wide>(weight_grad), data_of<T>(dy), data_of<T>(x), data_of<Wide>(rstd),
+                               x.size(0), x.size(1));
+  });
 }
 
 LayerNormResult layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {

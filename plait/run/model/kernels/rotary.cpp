@@ -1,6 +1,9 @@
 #include "plait/run/model/kernels/rotary.h"
 
-#include <ATen/TensorOperators.h>
+#include "plait/run/model/kernels/dispatch.h"
+#include "plait/run/model/kernels/reference.h"
+#include "plait/run/model/kernels/types.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
@@ -11,18 +14,29 @@
 namespace plait::kernels {
 namespace {
 
-/// out = heads rotated by the angles whose cosine is cos and whose sine is direction * sin.
+cpu::HeadStrides strides_of(const at::Tensor& heads) {
+  return {.batch = heads.stride(0), .token = heads.stride(1), .head = heads.stride(2)};
+}
+
+/// Heads of one type that the loops know, dense inside, in host memory.
+bool can_loop(const at::Tensor& out, const at::Tensor& heads, const RotaryTable::Rows& rows) {
+  return heads.is_cpu() && out.is_cpu() && heads.stride(3) == 1 && out.stride(3) == 1 &&
+         heads.scalar_type() == out.scalar_type() && rows.cos.scalar_type() == statistics_type(heads) &&
+         (heads.scalar_type() == at::kFloat || heads.scalar_type() == at::kDouble ||
+          heads.scalar_type() == at::kBFloat16);
+}
+
+/// out = heads turned by the angles whose cosine is cos and whose sine is direction * sin.
 void rotate_by(const at::Tensor& out, const at::Tensor& heads, const RotaryTable::Rows& rows, double direction) {
-  const std::int64_t half = heads.size(3) / 2;
-  const at::ScalarType wide = rows.cos.scalar_type();
-  const at::Tensor cos = rows.cos.unsqueeze(1);
-  const at::Tensor sin = rows.sin.unsqueeze(1) * direction;
-  const at::Tensor low = heads.narrow(3, 0, half).to(wide);
-  const at::Tensor high = heads.narrow(3, half, half).to(wide);
-  const at::Tensor new_low = low * cos - high * sin;
-  const at::Tensor new_high = high * cos + low * sin;
-  out.narrow(3, 0, half).copy_(new_low);
-  out.narrow(3, half, half).copy_(new_high);
+  if (!can_loop(out, heads, rows)) return reference::rotate(out, heads, rows, direction);
+  const cpu::HeadShape shape{
+      .batch = heads.size(0), .tokens = heads.size(1), .heads = heads.size(2), .size = heads.size(3)};
+  with_loops(heads.scalar_type(), [&](const auto& loops, auto element) {
+    using T = decltype(element);
+    using Wide = typename cpu::WideOf<T>::Type;
+    loops.rotate(mutable_data_of<T>(out), strides_of(out), data_of<T>(heads), strides_of(heads), shape,
+                 data_of<Wide>(rows.cos), data_of<Wide>(rows.sin), static_cast<Wide>(direction));
+  });
 }
 
 }  // namespace

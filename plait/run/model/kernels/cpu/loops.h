@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+
+/// Single-pass loops over dense host memory, compiled once for every instruction set and chosen at start. Each equals the
+/// plain ATen composition of the kernel that calls it. R rows, D wide; a row is dense.
+namespace plait::kernels::cpu {
+
+/// bfloat16: the upper half of a float.
+struct Bf16 {
+  std::uint16_t bits;
+};
+
+/// Type of sums and statistics over values of type T.
+template <class T>
+struct WideOf {
+  using Type = float;
+};
+template <>
+struct WideOf<double> {
+  using Type = double;
+};
+
+/// Strides of [B,T,heads,H] in elements; the last dimension is dense.
+struct HeadStrides {
+  std::int64_t batch = 0;
+  std::int64_t token = 0;
+  std::int64_t head = 0;
+};
+struct HeadShape {
+  std::int64_t batch = 0;
+  std::int64_t tokens = 0;
+  std::int64_t heads = 0;
+  std::int64_t size = 0;
+};
+
+template <class T>
+struct Loops {
+  using Wide = typename WideOf<T>::Type;
+
+  /// y = x rstd w, with rstd = 1 / sqrt(mean(x^2) + eps) kept per row.
+  void (*rms_norm)(const T* x, const T* w, T* y, Wide* rstd, std::int64_t rows, std::int64_t d, double eps);
+  void (*rms_norm_apply)(const T* x, const Wide* rstd, const T* w, T* y, std::int64_t rows, std::int64_t d);
+  /// dx = residual + gradient of x; residual may be null.
+  void (*rms_norm_input_grad)(const T* dy, const T* x, const Wide* rstd, const T* w, const T* residual, T* dx,
+                              std::int64_t rows, std::int64_t d);
+  /// dw += sum over rows of dy x rstd.
+  void (*rms_norm_weight_grad)(Wide* dw, const T* dy, const T* x, const Wide* rstd, std::int64_t rows, std::int64_t d);
+
+  /// y = silu(gate) up; gate_up is [R,2F], y [R,F].
+  void (*swiglu)(const T* gate_up, T* y, std::int64_t rows, std::int64_t f);
+  /// gate_up becomes its gradient, dy the activation.
+  void (*swiglu_grad)(T* gate_up, T* dy, std::int64_t rows, std::int64_t f);
+
+  /// out = heads turned by the angles of cos and direction * sin, [T,H/2]; out may be heads.
+  void (*rotate)(T* out, HeadStrides out_strides, const T* heads, HeadStrides strides, HeadShape shape, const Wide* cos,
+                 const Wide* sin, Wide direction);
+
+  /// Sum over rows with 0 <= target of lse - logit of the target; lse is kept per row.
+  double (*cross_entropy)(const T* logits, const std::int64_t* targets, Wide* lse, std::int64_t rows, std::int64_t d);
+  /// logits become scale (softmax - one-hot); rows with a target below 0 become zero.
+  void (*cross_entropy_grad)(T* logits, const Wide* lse, const std::int64_t* targets, Wide scale, std::int64_t rows,
+                             std::int64_t d);
+
+  /// table[ids[r]] += x[r], in order.
+  void (*accumulate_rows)(Wide* table, const std::int64_t* ids, const T* x, std::int64_t rows, std::int64_t d);
+};
+
+/// The loops for this processor.
+template <class T>
+const Loops<T>& loops();
+
+/// One instruction set's loops.
+struct LoopTables {
+  Loops<float> f32;
+  Loops<double> f64;
+  Loops<Bf16> bf16;
+};
+namespace base {
+LoopTables tables();
+}
+namespace avx2 {
+LoopTables tables();
+}
+namespace avx512 {
+LoopTables tables();
+}
+
+}  // namespace plait::kernels::cpu
