@@ -48,5 +48,18 @@ BENCHMARK_CAPTURE(verify_alone, buffered, TransferRule::kBuffered)
 BENCHMARK_CAPTURE(verify_alone, bounded, TransferRule::kBounded)->Args({64, 256})->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(verify_alone, rendezvous, TransferRule::kRendezvous)->Args({64, 256})->Unit(benchmark::kMillisecond);
 
+/// A program that is wrong at every receive: findings must not cost more than the program is long.
+void verify_broken(benchmark::State& state) {
+  auto program = lower(*build_schedule("1f1b", shape(state)));
+  for (Row& row : program->rows)
+    std::erase_if(row, [](const Instr& instr) { return std::holds_alternative<Recv>(instr); });
+  std::size_t found = 0;
+  for (auto _ : state) found = verify(*program).size();
+  state.counters["findings"] = static_cast<double>(found);
+  state.counters["instructions/s"] =
+      benchmark::Counter(static_cast<double>(num_instrs(*program) * state.iterations()), benchmark::Counter::kIsRate);
+}
+BENCHMARK(verify_broken)->Args({8, 32})->Args({64, 256})->Args({256, 1024})->Unit(benchmark::kMillisecond);
+
 }  // namespace
 }  // namespace plait

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 namespace plait::verifying {
@@ -115,76 +116,86 @@ class Mismatches {
 
   /// What is left over on both ends, after all lanes.
   void report_loose() {
-    std::vector<bool> done(loose_sends_.size());
-    for (const Loose& receive : loose_receives_) {
-      const auto partner = [&](auto fits) {
-        for (std::size_t k = 0; k < loose_sends_.size() && k < kMostCompared; ++k)
-          if (!done[k] && fits(loose_sends_[k])) return k;
-        return loose_sends_.size();
-      };
-      const auto position = position_of<Recv>(receive, End::kReceive);
-      const auto to = static_cast<std::size_t>(receive.to);
-      report_.suspect(receive.cell);
-      if (receive.repeated) {
-        report_.at(Rule::kDuplicateReceive, to, position, [&] {
-          return fmt::format("rank {} sends it fewer times than it is received; remove one receive", receive.from);
-        });
-        continue;
-      }
-      // The same value on its way to, or from, another rank than this receive thinks.
-      if (const std::size_t k = partner([&](const Loose& send) { return send.cell == receive.cell; });
-          k < loose_sends_.size()) {
-        const Loose& send = loose_sends_[k];
-        done[k] = true;
-        report_.at(Rule::kWrongPeer, to, position, [&] {
-          return fmt::format("expects it from rank {}, but it is sent from rank {} to rank {} ({}); correct the peer",
-                             receive.from, send.from, send.to, place(send));
-        });
-        continue;
-      }
-      // Another value on the same lane in its stead.
-      if (const std::size_t k = partner([&](const Loose& send) {
-            return send.from == receive.from && send.to == receive.to && !send.repeated &&
-                   kind(send.cell) == kind(receive.cell);
-          });
-          k < loose_sends_.size()) {
-        const Loose& send = loose_sends_[k];
-        done[k] = true;
-        report_.suspect(send.cell);
-        report_.at(Rule::kMessageMismatch, to, position, [&] {
-          return fmt::format(
-              "expects the {}, but rank {} sends the {} in its stead ({}); name the same value on both ends",
-              describe(space_.layout(), space_.value(receive.cell)), send.from,
-              describe(space_.layout(), space_.value(send.cell)), place(send));
-        });
-        continue;
-      }
-      report_.at(Rule::kReceiveWithoutSend, to, position, [&] {
-        return fmt::format("rank {} never sends the {} to rank {}; add the send, or remove the receive", receive.from,
-                           describe(space_.layout(), space_.value(receive.cell)), receive.to);
-      });
-    }
-    for (std::size_t k = 0; k < loose_sends_.size(); ++k) {
-      if (done[k]) continue;
+    // Newest first, so that the oldest is taken from the back.
+    std::unordered_map<Cell, std::vector<std::size_t>> by_value;
+    std::map<LaneKey, std::vector<std::size_t>> by_lane;
+    for (std::size_t k = loose_sends_.size(); k-- > 0;) {
       const Loose& send = loose_sends_[k];
       report_.suspect(send.cell);
-      const auto position = position_of<Send>(send, End::kSend);
-      const auto from = static_cast<std::size_t>(send.from);
-      if (send.repeated)
-        report_.at(Rule::kDuplicateSend, from, position, [&] {
-          return fmt::format("rank {} receives it fewer times than it is sent; remove one send", send.to);
-        });
-      else
-        report_.at(Rule::kSendWithoutReceive, from, position, [&] {
-          return fmt::format("rank {} never receives the {} from rank {}; add the receive, or remove the send", send.to,
-                             describe(space_.layout(), space_.value(send.cell)), send.from);
-        });
+      by_value[send.cell].push_back(k);
+      if (!send.repeated) by_lane[lane_key(send)].push_back(k);
     }
+    std::vector<bool> done(loose_sends_.size());
+    const auto take = [&](auto& index, const auto& key) -> const Loose* {
+      const auto found = index.find(key);
+      if (found == index.end()) return nullptr;
+      while (!found->second.empty()) {
+        const std::size_t k = found->second.back();
+        found->second.pop_back();
+        if (done[k]) continue;
+        done[k] = true;
+        return &loose_sends_[k];
+      }
+      return nullptr;
+    };
+    std::vector<const Loose*> others;
+    for (const Loose& receive : loose_receives_) {
+      report_.suspect(receive.cell);
+      if (receive.repeated) {
+        report_receive(Rule::kDuplicateReceive, receive, [&] {
+          return fmt::format("rank {} sends it fewer times than it is received; remove one receive", receive.from);
+        });
+      } else if (const Loose* send = take(by_value, receive.cell)) {
+        // On its way to, or from, another rank than the receive thinks.
+        report_receive(Rule::kWrongPeer, receive, [&] {
+          return fmt::format("expects it from rank {}, but it is sent from rank {} to rank {} ({}); correct the peer",
+                             receive.from, send->from, send->to, place(*send));
+        });
+      } else {
+        others.push_back(&receive);
+      }
+    }
+    for (const Loose* receive : others) {
+      if (const Loose* send = take(by_lane, lane_key(*receive))) {
+        report_receive(Rule::kMessageMismatch, *receive, [&] {
+          return fmt::format(
+              "expects the {}, but rank {} sends the {} in its stead ({}); name the same value on both ends",
+              name(receive->cell), send->from, name(send->cell), place(*send));
+        });
+      } else {
+        report_receive(Rule::kReceiveWithoutSend, *receive, [&] {
+          return fmt::format("rank {} never sends the {} to rank {}; add the send, or remove the receive",
+                             receive->from, name(receive->cell), receive->to);
+        });
+      }
+    }
+    for (std::size_t k = 0; k < loose_sends_.size(); ++k)
+      if (!done[k]) report_send(loose_sends_[k]);
   }
 
  private:
-  /// Bounds the search for partners among many leftovers.
-  static constexpr std::size_t kMostCompared = 1000;
+  using LaneKey = std::tuple<std::int32_t, std::int32_t, ValueKind>;
+  [[nodiscard]] LaneKey lane_key(const Loose& loose) const { return {loose.from, loose.to, kind(loose.cell)}; }
+
+  [[nodiscard]] std::string name(Cell cell) const { return describe(space_.layout(), space_.value(cell)); }
+
+  template <class Body>
+  void report_receive(Rule rule, const Loose& receive, const Body& body) {
+    report_.at(
+        rule, static_cast<std::size_t>(receive.to), [&] { return position_of<Recv>(receive, End::kReceive); }, body);
+  }
+
+  void report_send(const Loose& send) {
+    report_.at(
+        send.repeated ? Rule::kDuplicateSend : Rule::kSendWithoutReceive, static_cast<std::size_t>(send.from),
+        [&] { return position_of<Send>(send, End::kSend); },
+        [&] {
+          return send.repeated
+                     ? fmt::format("rank {} receives it fewer times than it is sent; remove one send", send.to)
+                     : fmt::format("rank {} never receives the {} from rank {}; add the receive, or remove the send",
+                                   send.to, name(send.cell), send.from);
+        });
+  }
 
   [[nodiscard]] ValueKind kind(Cell cell) const { return space_.value(cell).kind(); }
 
@@ -220,10 +231,9 @@ class Mismatches {
       const Loose receive{.cell = messages_.receives[in.begin + k], .from = in.from, .to = in.to, .index = k};
       const Loose send{
           .cell = messages_.sends[out.begin + expected], .from = out.from, .to = out.to, .index = expected};
-      report_.at(Rule::kMessageOrder, static_cast<std::size_t>(in.to), position_of<Recv>(receive, End::kReceive), [&] {
+      report_receive(Rule::kMessageOrder, receive, [&] {
         return fmt::format("receives the {} where rank {} sends the {} ({}); receive in the order of the sends",
-                           describe(space_.layout(), space_.value(receive.cell)), in.from,
-                           describe(space_.layout(), space_.value(send.cell)), place(send));
+                           name(receive.cell), in.from, name(send.cell), place(send));
       });
       return;  // what follows on the lane is a consequence
     }

@@ -248,7 +248,7 @@ class Replay {
           // The oldest message of the pair that keeps its slot.
           const std::int32_t to = messages_.lane_of(event.id()).to;
           const std::uint32_t pair = pair_of_lane_[lane_index(event.id())];
-          for (std::size_t lane = 0; lane < messages_.out.size(); ++lane) {
+          for (std::size_t lane = messages_.out_begin[rank]; lane < messages_.out_begin[rank + 1]; ++lane) {
             if (pair_of_lane_[lane] != pair) continue;
             for (MessageId id = messages_.out[lane].begin; id < messages_.out[lane].begin + messages_.out[lane].count;
                  ++id)

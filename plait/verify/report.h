@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -26,13 +27,20 @@ class Report {
 
   /// A finding at an instruction. `body` says expected, found and the fix; where and op come first by themselves. Only
   /// the first findings of a rule are put in words, all are counted.
-  template <class Body>
-  void at(Rule rule, std::size_t rank, std::size_t position, const Body& body) {
+  /// `position` may be a function, for places that have to be searched for.
+  template <class Position, class Body>
+  void at(Rule rule, std::size_t rank, const Position& position, const Body& body) {
     if (!count(rule)) return;
+    std::size_t at = 0;
+    if constexpr (std::is_invocable_v<Position>) {
+      at = position();
+    } else {
+      at = position;
+    }
     findings_.push_back(Finding{.rule = std::string(rule_id(rule)),
                                 .rank = RankId{static_cast<std::int32_t>(rank)},
-                                .position = static_cast<int>(position),
-                                .message = where(rank, position) + body()});
+                                .position = static_cast<int>(at),
+                                .message = where(rank, at) + body()});
   }
   /// A finding without a place of its own.
   template <class Body>

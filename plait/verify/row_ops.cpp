@@ -114,15 +114,16 @@ void RowTracer::contribute(const Op& op) {
 void RowTracer::peek(Cell cell) {
   std::uint32_t& state = held_[cell];
   if (state == kHeld) return;
-  take_pending_or_miss(cell, state);
-  if (state == kAbsent) {
-    state = kHeld;
-    ++num_held_;
+  if (state < kFirstPending || state >= kFirstMissed) {
+    miss(cell, state);
+    return;
   }
+  if (!quiet(cell)) emit(EventKind::kAwaitArrival, state - kFirstPending);
+  state = kHeld;
 }
 
 void RowTracer::take_pending_or_miss(Cell cell, std::uint32_t& state) {
-  if (state < kFirstPending) {
+  if (state < kFirstPending || state >= kFirstMissed) {
     miss(cell, state);
     return;
   }
@@ -133,34 +134,27 @@ void RowTracer::take_pending_or_miss(Cell cell, std::uint32_t& state) {
 }
 
 void RowTracer::miss(Cell cell, std::uint32_t& state) {
-  if (state == kMissed || quiet(cell)) return;
-  state = kMissed;
+  if (state >= kFirstMissed || quiet(cell)) return;
+  state = kFirstMissed + static_cast<std::uint32_t>(misses_.size());
   misses_.push_back(Miss{.cell = cell, .position = at_});
 }
 
 void RowTracer::write_over(Cell cell, std::uint32_t& state) {
-  if (state != kMissed) {
-    // Held or on its way already: its op stands twice, or a receive of it has no business here.
-    if (!quiet(cell)) {
-      report_.suspect(cell);
-      report_.at(Rule::kHeldTwice, rank_, at_, [&] {
-        return fmt::format("writes the {}, which is here already; remove the other one",
-                           describe(space_.layout(), space_.value(cell)));
-      });
-    }
-    return;
-  }
-  state = kAbsent;
+  const bool was_missed = state >= kFirstMissed;
+  const std::size_t position = was_missed ? missed(state).position : at_;
+  // A missed value was asked for too early; otherwise it is here or on its way already.
+  if (was_missed) state = kAbsent;
   if (quiet(cell)) return;
   report_.suspect(cell);
-  for (const Miss& m : misses_) {
-    if (m.cell != cell) continue;
-    report_.at(Rule::kSendBeforeWrite, rank_, m.position, [&] {
-      return fmt::format("the {} is written later, by {} at position {}; move the send behind it",
-                         describe(space_.layout(), space_.value(cell)), report_.name(rank_, at_), at_);
+  const auto what = [&] { return describe(space_.layout(), space_.value(cell)); };
+  if (was_missed)
+    report_.at(Rule::kSendBeforeWrite, rank_, position, [&] {
+      return fmt::format("the {} is written later, by {} at position {}; move the send behind it", what(),
+                         report_.name(rank_, at_), at_);
     });
-    return;
-  }
+  else
+    report_.at(Rule::kHeldTwice, rank_, position,
+               [&] { return fmt::format("writes the {}, which is here already; remove the other one", what()); });
 }
 
 void RowTracer::add_live(int count) {

@@ -98,7 +98,7 @@ void RowTracer::end_row(std::optional<int> limit) {
 void RowTracer::report_misses() {
   const Layout& layout = space_.layout();
   for (const Miss& m : misses_) {
-    if (held_[m.cell] != kMissed) continue;  // came later, and was reported then
+    if (held_[m.cell] < kFirstMissed) continue;  // came later, and was reported then
     held_[m.cell] = kAbsent;
     if (quiet(m.cell)) continue;
     report_.suspect(m.cell);

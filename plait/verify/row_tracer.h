@@ -20,11 +20,11 @@ class RowTracer {
   void trace(std::size_t rank, std::optional<int> limit);
 
  private:
-  // States of a linear value in `held_`; from kFirstPending on: posted receive of message state - kFirstPending.
+  // States of a linear value in `held_`.
   static constexpr std::uint32_t kAbsent = 0;
   static constexpr std::uint32_t kHeld = 1;
-  static constexpr std::uint32_t kMissed = 2;
-  static constexpr std::uint32_t kFirstPending = 3;
+  static constexpr std::uint32_t kFirstPending = 2;        ///< from here on: posted receive of message state - this
+  static constexpr std::uint32_t kFirstMissed = 1u << 30;  ///< from here on: read in vain, misses_[state - this]
 
   struct Miss {
     Cell cell = 0;
@@ -60,6 +60,7 @@ class RowTracer {
   void take_pending_or_miss(Cell cell, std::uint32_t& state);
   void miss(Cell cell, std::uint32_t& state);
   void write_over(Cell cell, std::uint32_t& state);
+  [[nodiscard]] const Miss& missed(std::uint32_t state) const { return misses_[state - kFirstMissed]; }
   void add_live(int count);
 
   // Transfers (row_transfers.cpp).

@@ -65,25 +65,20 @@ void RowTracer::run(const Recv& recv) {
     ++num_held_;
     return;
   }
-  if (state != kMissed) {
-    if (quiet(cell)) return;
-    report_.suspect(cell);
-    report_.at(Rule::kHeldTwice, rank_, at_, [&] {
-      return fmt::format("receives the {}, which is here already; remove it", describe(space_.layout(), recv.value));
-    });
-    return;
-  }
-  state = kAbsent;
+  const bool was_missed = state >= kFirstMissed;
+  const std::size_t position = was_missed ? missed(state).position : at_;
+  if (was_missed) state = kAbsent;
   if (quiet(cell)) return;
   report_.suspect(cell);
-  for (const Miss& m : misses_) {
-    if (m.cell != cell) continue;
+  const auto what = [&] { return describe(space_.layout(), recv.value); };
+  if (was_missed)
     report_.at(Rule::kReceiveAfterUse, rank_, at_, [&] {
       return fmt::format("stands behind {} at position {}, which reads the {}; move the receive before it",
-                         report_.name(rank_, m.position), m.position, describe(space_.layout(), recv.value));
+                         report_.name(rank_, position), position, what());
     });
-    return;
-  }
+  else
+    report_.at(Rule::kHeldTwice, rank_, at_,
+               [&] { return fmt::format("receives the {}, which is here already; remove it", what()); });
 }
 
 void RowTracer::run(const WaitSend& wait) {
