@@ -84,9 +84,9 @@ INSTANTIATE_TEST_SUITE_P(, Fixtures,
                          testing::Combine(testing::Values("gpt2-tiny", "llama-deep-tiny", "llama-gqa-tied-tiny",
                                                           "llama-tiny", "qwen2-tiny"),
                                           testing::Values("gpipe", "1f1b"), testing::Values(1, 2, 4)),
-                         [](const auto& info) {
-                           std::string name = std::get<0>(info.param) + "_" + std::get<1>(info.param) + "_" +
-                                              std::to_string(std::get<2>(info.param));
+                         [](const auto& param_info) {
+                           std::string name = std::get<0>(param_info.param) + "_" + std::get<1>(param_info.param) +
+                                              "_" + std::to_string(std::get<2>(param_info.param));
                            for (char& c : name)
                              if (c == '-') c = '_';
                            return name;
