@@ -73,8 +73,10 @@ void print_table(const TrainJob& job, const TrainOptions& options, const TrainSu
   };
   out += fmt::format("\n{} after step {} of {}\n", summary.interrupted ? "interrupted" : "done", summary.steps_done,
                      options.steps);
-  if (summary.val_loss) line("validation loss", fmt::format("{:.4f} nats per token", *summary.val_loss));
-  if (summary.train_loss) line("training loss", fmt::format("{:.4f} nats per token, last step", *summary.train_loss));
+  const std::string_view unit = options.tokenizer == "bytes" ? "byte" : "token";
+  if (summary.val_loss) line("validation loss", fmt::format("{:.4f} nats per {}", *summary.val_loss, unit));
+  if (summary.train_loss)
+    line("training loss", fmt::format("{:.4f} nats per {}, last step", *summary.train_loss, unit));
   if (summary.last_step) {
     const Program& program = job.program.program();
     const TraceFigures figures = trace_figures(program, *summary.last_step);

@@ -24,6 +24,7 @@ constexpr std::string_view kManifest = "MANIFEST.json";
 constexpr std::string_view kOptimizer = "optimizer.safetensors";
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::string_view kTemporaryPrefix = ".tmp-";
+constexpr std::string_view kDoomedPrefix = ".tmp-old-";  // never the name of one that is being written
 constexpr int kFormat = 1;
 
 Error damaged(const fs::path& path, std::string_view what) {
@@ -164,7 +165,7 @@ std::string why_incomplete(const fs::path& checkpoint) {
 /// Under another name first, so that no half-removed folder is ever taken for a checkpoint.
 void remove_checkpoint(const fs::path& path) {
   std::error_code ec;
-  const fs::path doomed = path.parent_path() / (std::string(kTemporaryPrefix) + path.filename().string());
+  const fs::path doomed = path.parent_path() / (std::string(kDoomedPrefix) + path.filename().string());
   fs::remove_all(doomed, ec);
   fs::rename(path, doomed, ec);
   if (!ec) fs::remove_all(doomed, ec);

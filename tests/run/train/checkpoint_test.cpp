@@ -101,6 +101,15 @@ TEST_F(CheckpointTest, WhatIsTornIsPassedOverWhateverFileItIs) {
   }
 }
 
+TEST_F(CheckpointTest, OneOfTheSameStepIsReplaced) {
+  const fs::path path = write(1);
+  fs::resize_file(path / "model.safetensors", 10);
+  EXPECT_EQ(write(1), path);
+  const auto result = read_checkpoint(path);
+  ASSERT_TRUE(result) << result.error().message;
+  expect_equal(*result, example(1));
+}
+
 TEST_F(CheckpointTest, TemporariesAreIgnoredAndRemoved) {
   const fs::path path = write(1);
   fs::create_directories(run_ / "checkpoints" / ".tmp-step-000002");
