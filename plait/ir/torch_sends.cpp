@@ -56,7 +56,10 @@ class SendBudget {
  public:
   SendBudget(const Layout& layout, const std::vector<Row>& rows, std::size_t limit)
       : layout_(layout), rows_(rows), limit_(limit), index_(layout), places_(index_.count()), moved_(index_.count()) {
-    for (std::size_t rank = 0; rank < rows_.size(); ++rank) locate(rank);
+    for (std::size_t rank = 0; rank < rows_.size(); ++rank) {
+      locate(rank);
+      exits_.emplace_back(rows_[rank].size());
+    }
   }
 
   Result<std::vector<Row>> run() {
@@ -94,6 +97,7 @@ class SendBudget {
   Result<> limit_rank(std::size_t rank) {
     rank_ = rank;
     before_.assign(rows_.size(), 0);
+    traced_.assign(rows_.size(), 0);
     std::vector<Value> pending;  // in the order of the sends
     Row out;
     out.reserve(rows_[rank].size());
@@ -169,37 +173,52 @@ class SendBudget {
       const Places& places = places_[index_(value)];
       return places.recv < before_[places.reader];
     });
-    if (posted != pending.end() || pending.empty()) return posted;
-    find_after();
-    return std::find_if(pending.begin(), pending.end(), [&](const Value& value) {
-      const Places& places = places_[index_(value)];
-      return places.recv < after_[places.reader];
-    });
+    if (posted != pending.end()) return posted;
+    return std::find_if(pending.begin(), pending.end(), [&](const Value& value) { return !must_follow(value); });
   }
 
-  /// For every rank the first instruction that must come after this place.
-  void find_after() {
-    after_.clear();
-    for (const Row& row : rows_) after_.push_back(row.size());
-    std::vector<std::size_t> scanned = after_;  // from here on the row's instructions are followed already
-    std::vector<std::pair<std::size_t, std::size_t>> to_follow{{rank_, at_}};
-    while (!to_follow.empty()) {
-      const auto [rank, first] = to_follow.back();
-      to_follow.pop_back();
-      if (first >= after_[rank]) continue;
-      after_[rank] = first;
-      for (std::size_t at = first; at < scanned[rank]; ++at) {
-        const Instr& instr = rows_[rank][at];
-        if (const Send* send = std::get_if<Send>(&instr)) {
-          const Places& places = places_[index_(send->value)];
-          to_follow.emplace_back(places.reader, places.recv);
-        } else if (const Recv* recv = std::get_if<Recv>(&instr)) {
-          const std::size_t index = index_(recv->value);
-          if (places_[index].sender != rank_ || !moved_[index])
-            to_follow.emplace_back(places_[index].sender, places_[index].wait);
-        }
+  // --- what must come after the place that is worked on -------------------------------------------------------------
+
+  /// Whether the receive of a send of this rank can only be posted once this place is passed. Waits that move within the
+  /// rank's own row open no new way out of it, so what is found once for the rank holds for all of its places.
+  bool must_follow(const Value& value) {
+    const Places& places = places_[index_(value)];
+    trace_exits(places.reader, places.recv + 1);
+    return exits_[places.reader][places.recv] >= static_cast<std::int64_t>(at_);
+  }
+
+  /// For the first `count` instructions of `rank`: the last Send of the rank that is worked on that precedes each.
+  void trace_exits(std::size_t rank, std::size_t count) {
+    constexpr std::int64_t kNone = -1;
+    std::vector<std::pair<std::size_t, std::size_t>> to_trace{{rank, count}};
+    while (!to_trace.empty()) {
+      const auto [at_rank, until] = to_trace.back();
+      std::size_t& traced = traced_[at_rank];
+      if (traced >= until) {
+        to_trace.pop_back();
+        continue;
       }
-      scanned[rank] = first;
+      const Instr& instr = rows_[at_rank][traced];
+      std::int64_t exit = traced > 0 ? exits_[at_rank][traced - 1] : kNone;
+      std::optional<std::pair<std::size_t, std::size_t>> before;
+      if (const Recv* recv = std::get_if<Recv>(&instr)) {
+        const Places& places = places_[index_(recv->value)];
+        before = {places.sender, places.send};
+      } else if (const WaitSend* wait = std::get_if<WaitSend>(&instr)) {
+        const Places& places = places_[index_(wait->value)];
+        if (places.reader != rank_) before = {places.reader, places.recv};
+      }
+      if (before && before->first == rank_) {
+        exit = std::max(exit, static_cast<std::int64_t>(before->second));
+      } else if (before) {
+        if (traced_[before->first] <= before->second) {
+          to_trace.emplace_back(before->first, before->second + 1);
+          continue;
+        }
+        exit = std::max(exit, exits_[before->first][before->second]);
+      }
+      exits_[at_rank][traced] = exit;
+      ++traced;
     }
   }
 
@@ -213,7 +232,8 @@ class SendBudget {
   std::size_t rank_ = 0;
   std::size_t at_ = 0;
   std::vector<std::size_t> before_;  ///< per rank: how many of its instructions precede this place
-  std::vector<std::size_t> after_;   ///< per rank: the first of its instructions that must follow this place
+  std::vector<std::size_t> traced_;  ///< per rank: how many of its exits_ are known
+  std::vector<std::vector<std::int64_t>> exits_;
   std::vector<std::pair<std::size_t, std::size_t>> to_learn_;
 };
 

@@ -19,7 +19,7 @@ std::vector<Row> defer_receives(const Layout& layout, const std::vector<Row>& ro
 /// wait for the oldest one that closes no circle in this order.
 ///
 /// \errors kInvalidArgument lowering.max_outstanding_sends if no wait can move
-/// \cost   O(ranks x instructions), and O(instructions) for each wait whose receive is not sure to be posted
+/// \cost   O(ranks x instructions)
 Result<std::vector<Row>> limit_outstanding_sends(const Layout& layout, const std::vector<Row>& rows, int limit);
 
 }  // namespace plait
