@@ -18,6 +18,8 @@ class RowTracer {
             const Collectives& collectives, Report& report, Trace& trace);
   /// \param limit  most stashes the rank may hold
   void trace(std::size_t rank, std::optional<int> limit);
+  /// Gradients with findings, to be made suspects before the replay.
+  [[nodiscard]] const std::vector<Cell>& faulty_gradients() const { return faulty_gradients_; }
 
  private:
   // States of a linear value in `held_`.
@@ -163,10 +165,6 @@ class RowTracer {
   int scans_left_ = 1000;  ///< bounds the walks back that only word a finding better
 
   std::vector<Cell> faulty_gradients_;
-
- public:
-  /// Gradients with findings, to be made suspects before the replay.
-  [[nodiscard]] const std::vector<Cell>& faulty_gradients() const { return faulty_gradients_; }
 };
 
 }  // namespace plait::verifying

@@ -20,6 +20,9 @@ class Scan {
     }
   }
 
+  /// Ops that stand twice.
+  [[nodiscard]] const std::vector<Op>& duplicates() const { return duplicates_; }
+
   void run() {
     std::vector<int> turns(rows_.size());
     for (rank_ = 0; rank_ < rows_.size(); ++rank_) {
@@ -232,8 +235,6 @@ class Scan {
   Structure& out_;
   std::size_t rank_ = 0;
   std::size_t at_ = 0;
-
- public:
   std::vector<Op> duplicates_;
 };
 
@@ -398,7 +399,7 @@ Structure check_structure(const Space& space, const std::vector<Row>& rows, Repo
   Scan scan(space, rows, report, structure);
   scan.run();
   OpOrder order(space, structure.places, report);
-  for (const Op& op : scan.duplicates_) order.suspect_all(op);
+  for (const Op& op : scan.duplicates()) order.suspect_all(op);
   order.run();
   return structure;
 }
