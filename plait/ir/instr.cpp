@@ -58,6 +58,8 @@ std::string_view to_string(CollectiveKind kind) {
   return "?";
 }
 
-std::string_view kind_name(const Instr& instr) { return std::visit(KindName{}, instr); }
+std::string_view kind_name(const Instr& instr) {
+  return std::visit(KindName{}, instr);
+}
 
 }  // namespace plait

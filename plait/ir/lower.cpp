@@ -17,7 +17,8 @@ constexpr std::int32_t kNowhere = -1;
 class Cells {
  public:
   explicit Cells(const Layout& layout)
-      : microbatches_(static_cast<std::size_t>(layout.num_microbatches)), slices_(static_cast<std::size_t>(layout.num_slices)) {}
+      : microbatches_(static_cast<std::size_t>(layout.num_microbatches)),
+        slices_(static_cast<std::size_t>(layout.num_slices)) {}
   [[nodiscard]] std::size_t count(std::size_t subjects) const { return subjects * microbatches_ * slices_; }
   [[nodiscard]] std::size_t at(std::size_t subject, MicrobatchId m, SliceId q) const {
     return (subject * microbatches_ + m.index()) * slices_ + q.index();
@@ -44,7 +45,12 @@ struct Places {
 class TransferPass {
  public:
   TransferPass(const Layout& layout, const std::vector<Row>& rows, PairSends pair_sends)
-      : layout_(layout), rows_(rows), pair_sends_(pair_sends), cells_(layout), out_(rows.size()), next_(rows.size(), 0) {
+      : layout_(layout),
+        rows_(rows),
+        pair_sends_(pair_sends),
+        cells_(layout),
+        out_(rows.size()),
+        next_(rows.size(), 0) {
     const std::size_t num_cells = cells_.count(layout.stages.size());
     places_ = Places{.forward = std::vector<std::int32_t>(num_cells, kNowhere),
                      .backward = std::vector<std::int32_t>(num_cells, kNowhere),
@@ -94,7 +100,9 @@ class TransferPass {
   }
 
   [[nodiscard]] std::size_t cell(const Op& op) const { return cells_.at(op.stage.index(), op.microbatch, op.slice); }
-  [[nodiscard]] std::size_t cell(EdgeId edge, const Op& op) const { return cells_.at(edge.index(), op.microbatch, op.slice); }
+  [[nodiscard]] std::size_t cell(EdgeId edge, const Op& op) const {
+    return cells_.at(edge.index(), op.microbatch, op.slice);
+  }
 
   /// The first value of another rank that the op still waits for.
   [[nodiscard]] std::optional<Value> missing(const Op& op, std::size_t rank) const {
@@ -112,7 +120,8 @@ class TransferPass {
           return Value::stash(op.stage, op.microbatch, op.slice);
         return {};
       case OpKind::kBackwardWeight:
-        if (const auto from = places_.backward[cell(op)]; from != kNowhere && from != here && !weight_stash_there_[cell(op)])
+        if (const auto from = places_.backward[cell(op)];
+            from != kNowhere && from != here && !weight_stash_there_[cell(op)])
           return Value::weight_stash(op.stage, op.microbatch, op.slice);
         return {};
       case OpKind::kRecompute: return {};
@@ -193,7 +202,8 @@ class TransferPass {
   void hand_over(Value value, std::size_t rank, std::int32_t reader) {
     if (reader == kNowhere || static_cast<std::size_t>(reader) == rank) return;
     out_[rank].push_back(Send{.value = value, .peer = RankId{reader}});
-    out_[static_cast<std::size_t>(reader)].push_back(Recv{.value = value, .peer = RankId{static_cast<std::int32_t>(rank)}});
+    out_[static_cast<std::size_t>(reader)].push_back(
+        Recv{.value = value, .peer = RankId{static_cast<std::int32_t>(rank)}});
   }
 
   void send_results(const Op& op, std::size_t rank) {
@@ -229,13 +239,16 @@ class TransferPass {
   }
 
   [[nodiscard]] std::string describe_value(Value value) const {
-    const std::string data = fmt::format("micro-batch {}{}", value.microbatch().value(),
-                                         layout_.num_slices > 1 ? fmt::format(", slice {}", value.slice().value()) : "");
-    if (!value.is_edge()) return fmt::format("{} of stage {}, {}", to_string(value.kind()), value.stage().value(), data);
+    const std::string data =
+        fmt::format("micro-batch {}{}", value.microbatch().value(),
+                    layout_.num_slices > 1 ? fmt::format(", slice {}", value.slice().value()) : "");
+    if (!value.is_edge())
+      return fmt::format("{} of stage {}, {}", to_string(value.kind()), value.stage().value(), data);
     const Edge& edge = layout_.edges[value.edge().index()];
     const bool down = value.kind() == ValueKind::kActivation;
-    return fmt::format("{} from stage {} to stage {}, {}", to_string(value.kind()), (down ? edge.producer : edge.consumer).value(),
-                       (down ? edge.consumer : edge.producer).value(), data);
+    return fmt::format("{} from stage {} to stage {}, {}", to_string(value.kind()),
+                       (down ? edge.producer : edge.consumer).value(), (down ? edge.consumer : edge.producer).value(),
+                       data);
   }
 
   [[nodiscard]] Error stuck() const {
@@ -254,10 +267,11 @@ class TransferPass {
       if (!missing(std::get<Op>(row[at]), rank)) ++at;  // the second op of a pair
       const Op& op = std::get<Op>(row[at]);
       const std::optional<Value> waits_for = missing(op, rank);
-      list += fmt::format("{}rank {}, position {}, op {} waits for the {}", list.empty() ? "" : "; ", rank, at, describe(op),
-                          describe_value(*waits_for));
+      list += fmt::format("{}rank {}, position {}, op {} waits for the {}", list.empty() ? "" : "; ", rank, at,
+                          describe(op), describe_value(*waits_for));
     }
-    return make_error(ErrorCode::kInvalidSchedule, "verify.deadlock", "the ops wait for each other in a circle, or for an op that is missing: {}; reorder them", list);
+    return make_error(ErrorCode::kInvalidSchedule, "verify.deadlock",
+                      "the ops wait for each other in a circle, or for an op that is missing: {}; reorder them", list);
   }
 
   const Layout& layout_;
@@ -280,27 +294,33 @@ class TransferPass {
 Result<> check_ops(const Schedule& schedule) {
   const Layout& layout = schedule.layout;
   if (static_cast<int>(schedule.rows.size()) != layout.num_ranks)
-    return make_error(ErrorCode::kInvalidSchedule, "verify.ranks", "{} rows for {} ranks", schedule.rows.size(), layout.num_ranks);
+    return make_error(ErrorCode::kInvalidSchedule, "verify.ranks", "{} rows for {} ranks", schedule.rows.size(),
+                      layout.num_ranks);
   const Cells cells(layout);
   constexpr std::size_t kNumKinds = 5;
   std::vector<bool> seen(cells.count(layout.stages.size()) * kNumKinds);
   for (std::size_t rank = 0; rank < schedule.rows.size(); ++rank) {
     const Row& row = schedule.rows[rank];
     for (std::size_t at = 0; at < row.size(); ++at) {
-      if (std::holds_alternative<Pair>(row[at]) &&
-          (at + 2 >= row.size() || !std::holds_alternative<Op>(row[at + 1]) || !std::holds_alternative<Op>(row[at + 2])))
-        return make_error(ErrorCode::kInvalidSchedule, "verify.pair", "rank {}, position {}: a pair is followed by two ops", rank, at);
+      if (std::holds_alternative<Pair>(row[at]) && (at + 2 >= row.size() || !std::holds_alternative<Op>(row[at + 1]) ||
+                                                    !std::holds_alternative<Op>(row[at + 2])))
+        return make_error(ErrorCode::kInvalidSchedule, "verify.pair",
+                          "rank {}, position {}: a pair is followed by two ops", rank, at);
       const Op* op = std::get_if<Op>(&row[at]);
       if (op == nullptr) continue;
-      const bool in_range = op->stage.value() >= 0 && op->stage.value() < layout.num_stages() && op->microbatch.value() >= 0 &&
-                            op->microbatch.value() < layout.num_microbatches && op->slice.value() >= 0 && op->slice.value() < layout.num_slices;
+      const bool in_range = op->stage.value() >= 0 && op->stage.value() < layout.num_stages() &&
+                            op->microbatch.value() >= 0 && op->microbatch.value() < layout.num_microbatches &&
+                            op->slice.value() >= 0 && op->slice.value() < layout.num_slices;
       if (!in_range)
         return make_error(ErrorCode::kInvalidSchedule, "verify.out_of_range",
-                          "rank {}, position {}, op {}: there are stages 0..{}, micro-batches 0..{} and slices 0..{}", rank, at,
-                          describe(*op), layout.num_stages() - 1, layout.num_microbatches - 1, layout.num_slices - 1);
-      const std::size_t index = cells.at(op->stage.index(), op->microbatch, op->slice) * kNumKinds + static_cast<std::size_t>(op->kind);
+                          "rank {}, position {}, op {}: there are stages 0..{}, micro-batches 0..{} and slices 0..{}",
+                          rank, at, describe(*op), layout.num_stages() - 1, layout.num_microbatches - 1,
+                          layout.num_slices - 1);
+      const std::size_t index =
+          cells.at(op->stage.index(), op->microbatch, op->slice) * kNumKinds + static_cast<std::size_t>(op->kind);
       if (seen[index])
-        return make_error(ErrorCode::kInvalidSchedule, "verify.duplicate_op", "rank {}, position {}, op {}: stands twice; remove one", rank, at, describe(*op));
+        return make_error(ErrorCode::kInvalidSchedule, "verify.duplicate_op",
+                          "rank {}, position {}, op {}: stands twice; remove one", rank, at, describe(*op));
       seen[index] = true;
     }
   }
@@ -314,7 +334,8 @@ Result<std::vector<Row>> add_transfers(const Layout& layout, const std::vector<R
 std::vector<Row> add_send_waits(const Layout& layout, const std::vector<Row>& rows) {
   const Cells cells(layout);
   std::vector<std::vector<EdgeId>> out_of(layout.stages.size());
-  for (std::size_t e = 0; e < layout.edges.size(); ++e) out_of[layout.edges[e].producer.index()].push_back(EdgeId{static_cast<std::int32_t>(e)});
+  for (std::size_t e = 0; e < layout.edges.size(); ++e)
+    out_of[layout.edges[e].producer.index()].push_back(EdgeId{static_cast<std::int32_t>(e)});
   // Which rank's activation sends are still waited for; an edge's value is sent once, so one table serves all rows.
   std::vector<std::int32_t> pending_peer(cells.count(layout.edges.size()), kNowhere);
   std::vector<Row> out;
@@ -326,7 +347,8 @@ std::vector<Row> add_send_waits(const Layout& layout, const std::vector<Row>& ro
       if (const WaitSend* wait = std::get_if<WaitSend>(&instr)) own_waits.emplace(wait->value, wait->peer);
     // A value may travel more than once (evicted again); the schedule waits for all of its sends or for none.
     Row waited;
-    const auto num_sends = std::count_if(row.begin(), row.end(), [](const Instr& instr) { return std::holds_alternative<Send>(instr); });
+    const auto num_sends =
+        std::count_if(row.begin(), row.end(), [](const Instr& instr) { return std::holds_alternative<Send>(instr); });
     waited.reserve(row.size() + static_cast<std::size_t>(num_sends));
     std::vector<Send> sends;
     std::vector<WaitSend> behind_pair;
@@ -337,7 +359,8 @@ std::vector<Row> add_send_waits(const Layout& layout, const std::vector<Row>& ro
         if (own_waits.contains({send->value, send->peer})) continue;
         sends.push_back(*send);
         if (send->value.kind() == ValueKind::kActivation)
-          pending_peer[cells.at(send->value.edge().index(), send->value.microbatch(), send->value.slice())] = send->peer.value();
+          pending_peer[cells.at(send->value.edge().index(), send->value.microbatch(), send->value.slice())] =
+              send->peer.value();
       } else if (std::holds_alternative<Pair>(instr)) {
         ops_left_in_pair = 2;
       } else if (const Op* op = std::get_if<Op>(&instr)) {
@@ -345,7 +368,8 @@ std::vector<Row> add_send_waits(const Layout& layout, const std::vector<Row>& ro
           for (const EdgeId e : out_of[op->stage.index()]) {
             std::int32_t& peer = pending_peer[cells.at(e.index(), op->microbatch, op->slice)];
             if (peer == kNowhere) continue;
-            behind_pair.push_back(WaitSend{.value = Value::activation(e, op->microbatch, op->slice), .peer = RankId{peer}});
+            behind_pair.push_back(
+                WaitSend{.value = Value::activation(e, op->microbatch, op->slice), .peer = RankId{peer}});
             peer = kNowhere;
           }
         }
@@ -358,7 +382,8 @@ std::vector<Row> add_send_waits(const Layout& layout, const std::vector<Row>& ro
     }
     for (const Send& send : sends) {
       if (send.value.kind() == ValueKind::kActivation) {
-        std::int32_t& peer = pending_peer[cells.at(send.value.edge().index(), send.value.microbatch(), send.value.slice())];
+        std::int32_t& peer =
+            pending_peer[cells.at(send.value.edge().index(), send.value.microbatch(), send.value.slice())];
         if (peer == kNowhere) continue;
         peer = kNowhere;
       }
@@ -382,17 +407,21 @@ void add_steps(Program& program) {
   // Which groups live on which rank, in the order of their ids.
   std::vector<std::vector<GroupId>> groups_of(program.rows.size());
   for (std::size_t g = 0; g < program.layout.groups.size(); ++g)
-    for (const RankId home : program.layout.groups[g].homes) groups_of[home.index()].push_back(GroupId{static_cast<std::int32_t>(g)});
+    for (const RankId home : program.layout.groups[g].homes)
+      groups_of[home.index()].push_back(GroupId{static_cast<std::int32_t>(g)});
 
   for (std::size_t rank = 0; rank < program.rows.size(); ++rank) {
     Row& row = program.rows[rank];
     for (const GroupId group : groups_of[rank]) {
       if (const auto& set = reduced_over[group.index()])
-        row.push_back(Collective{.kind = CollectiveKind::kAllReduce, .ranks = *set, .root = {}, .value = Value::weight_grad(group)});
+        row.push_back(Collective{
+            .kind = CollectiveKind::kAllReduce, .ranks = *set, .root = {}, .value = Value::weight_grad(group)});
     }
     for (const GroupId group : groups_of[rank])
-      if (reduced_over[group.index()]) row.push_back(WaitCollective{.kind = CollectiveKind::kAllReduce, .value = Value::weight_grad(group)});
-    row.push_back(Collective{.kind = CollectiveKind::kAllReduce, .ranks = all_ranks, .root = {}, .value = Value::norm()});
+      if (reduced_over[group.index()])
+        row.push_back(WaitCollective{.kind = CollectiveKind::kAllReduce, .value = Value::weight_grad(group)});
+    row.push_back(
+        Collective{.kind = CollectiveKind::kAllReduce, .ranks = all_ranks, .root = {}, .value = Value::norm()});
     row.push_back(WaitCollective{.kind = CollectiveKind::kAllReduce, .value = Value::norm()});
     for (const GroupId group : groups_of[rank]) row.push_back(Step{.group = group});
   }

@@ -1,15 +1,17 @@
 #include "plait/ir/parts.h"
 
-#include <fmt/format.h>
-
 #include "plait/base/check.h"
+
+#include <fmt/format.h>
 
 namespace plait {
 namespace {
 constexpr PartKind kLayerParts[kPartsPerLayer] = {PartKind::kNorm, PartKind::kQkv, PartKind::kAttn, PartKind::kPost};
 }
 
-int num_parts(int num_layers) { return kPartsPerLayer * num_layers + 2; }
+int num_parts(int num_layers) {
+  return kPartsPerLayer * num_layers + 2;
+}
 
 Part part_at(int num_layers, int part_idx) {
   PLAIT_CHECK(part_idx >= 0 && part_idx < num_parts(num_layers), "part {} of {}", part_idx, num_parts(num_layers));

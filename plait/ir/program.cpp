@@ -26,18 +26,19 @@ Result<> check_sizes(const LayoutSpec& spec) {
     next = spec.stages[s].end;
   }
   if (next != num_parts(spec.num_layers))
-    return make_error(ErrorCode::kInvalidArgument, "layout.cut", "the stages end at part {}; the chain of {} layers has {}",
-                      next, spec.num_layers, num_parts(spec.num_layers));
+    return make_error(ErrorCode::kInvalidArgument, "layout.cut",
+                      "the stages end at part {}; the chain of {} layers has {}", next, spec.num_layers,
+                      num_parts(spec.num_layers));
   if (spec.homes.size() != spec.stages.size())
-    return make_error(ErrorCode::kInvalidArgument, "layout.homes", "{} stages but {} lists of homes", spec.stages.size(),
-                      spec.homes.size());
+    return make_error(ErrorCode::kInvalidArgument, "layout.homes", "{} stages but {} lists of homes",
+                      spec.stages.size(), spec.homes.size());
   for (std::size_t s = 0; s < spec.homes.size(); ++s) {
     if (spec.homes[s].empty())
       return make_error(ErrorCode::kInvalidArgument, "layout.homes", "stage {} has no home rank", s);
     for (const RankId home : spec.homes[s]) {
       if (home.value() < 0 || home.value() >= spec.num_ranks)
-        return make_error(ErrorCode::kInvalidArgument, "layout.homes", "stage {} lives on rank {}; there are {} ranks", s,
-                          home.value(), spec.num_ranks);
+        return make_error(ErrorCode::kInvalidArgument, "layout.homes", "stage {} lives on rank {}; there are {} ranks",
+                          s, home.value(), spec.num_ranks);
     }
   }
   return {};
@@ -104,16 +105,18 @@ Result<Layout> make_layout(const LayoutSpec& spec) {
       if (owns_weights && !(shared_table && part == 0)) parts.push_back(part);
     }
     if (!parts.empty())
-      add_group(ParamGroup{.name = fmt::format("stage.{}", s), .parts = std::move(parts), .users = {StageId{s}}, .homes = stage.homes});
+      add_group(ParamGroup{
+          .name = fmt::format("stage.{}", s), .parts = std::move(parts), .users = {StageId{s}}, .homes = stage.homes});
   }
   return layout;
 }
 
 Result<std::vector<PartRange>> cut_by_layers(int num_layers, int num_stages) {
   if (num_stages < 1 || num_layers < 1 || num_stages > num_layers)
-    return make_error(ErrorCode::kInvalidArgument, "layout.too_few_layers",
-                      "{} stages need at least {} layers, but the model has {}; use fewer ranks or chunks, or a deeper model",
-                      num_stages, num_stages, num_layers);
+    return make_error(
+        ErrorCode::kInvalidArgument, "layout.too_few_layers",
+        "{} stages need at least {} layers, but the model has {}; use fewer ranks or chunks, or a deeper model",
+        num_stages, num_stages, num_layers);
   std::vector<PartRange> stages;
   int begin = 0;
   for (int s = 0; s < num_stages; ++s) {
