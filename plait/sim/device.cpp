@@ -140,9 +140,13 @@ Result<Device> parse_device(std::string_view text) {
 namespace {
 
 std::vector<std::pair<std::string, double*>> fields(Calibration& c) {
-  return {{"gemm_efficiency", &c.gemm_efficiency},           {"gemm_seconds", &c.gemm_seconds},
-          {"attention_efficiency", &c.attention_efficiency}, {"memory_efficiency", &c.memory_efficiency},
-          {"link_efficiency", &c.link_efficiency},           {"network_bytes_per_second", &c.network_bytes_per_second}};
+  return {{"gemm_efficiency", &c.gemm_efficiency},
+          {"gemm_half_width", &c.gemm_half_width},
+          {"gemm_seconds", &c.gemm_seconds},
+          {"attention_efficiency", &c.attention_efficiency},
+          {"memory_efficiency", &c.memory_efficiency},
+          {"link_efficiency", &c.link_efficiency},
+          {"network_bytes_per_second", &c.network_bytes_per_second}};
 }
 
 }  // namespace

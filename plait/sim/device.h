@@ -24,6 +24,7 @@ Result<Device> parse_device(std::string_view json);
 /// What a software stack makes of a device: fitted on few measured steps, or measured by a calibration run.
 struct Calibration {
   double gemm_efficiency = 0.6;            ///< of peak_flops, for large matrix products
+  double gemm_half_width = 64;             ///< D / t at which matrix products reach half of it
   double gemm_seconds = 10e-6;             ///< of every matrix product on top
   double attention_efficiency = 0.4;       ///< of peak_flops, in the attention core
   double memory_efficiency = 0.7;          ///< of the memory's bandwidth, in everything elementwise
@@ -46,7 +47,7 @@ struct DeviceOptions {
 
 /// Fills in the times of a cost model, in nanoseconds (unit "s"), from shapes and a device:
 ///
-///   matrix products   flops / (peak x gemm_efficiency) + gemm_seconds each; twice for the backward (B and W once each)
+///   matrix products   flops / (peak x gemm_efficiency x w / (w + gemm_half_width)), w = D / t, + gemm_seconds each; twice for the backward (B and W once each)
 ///   attention core    flops / (peak x attention_efficiency); backward 2.5 times (flash makes the scores again) or 2;
 ///                     unfused also moves its scores: 6 passes forward, 8 backward
 ///   elementwise       bytes / (memory bandwidth x efficiency): 10 passes over B T D, 2 over the MLP's inner tensor, 6 over
