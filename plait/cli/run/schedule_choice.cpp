@@ -3,6 +3,7 @@
 #include "plait/cli/schedule_source.h"
 #include "plait/run/train/evaluate.h"
 #include "plait/schedules/schedule_info.h"
+#include "plait/schedules/slice_lengths.h"
 
 #include <utility>
 
@@ -70,6 +71,22 @@ Result<ChosenSchedule> choose_schedule(const ScheduleChoice& choice, const Model
   ChosenSchedule chosen{.program = std::move(verified), .forward = {}};
   if (forward) chosen.forward = *std::move(forward);
   return chosen;
+}
+
+Result<std::vector<std::int64_t>> slice_lengths(const ScheduleChoice& choice, const Layout& layout,
+                                                const ModelConfig& model, std::int64_t num_tokens) {
+  if (choice.shape.slice_cut != "compute" || layout.num_slices == 1) return std::vector<std::int64_t>();
+  // The cost is written for an MLP of two matrices; a gated one has three.
+  const std::int64_t mlp = model.family == ModelFamily::kGpt2 ? model.ffn_size : 3 * model.ffn_size / 2;
+  const SliceCost cost = slice_cost({.layers = model.num_layers,
+                                     .hidden = static_cast<int>(model.hidden_size),
+                                     .heads = static_cast<int>(model.num_heads),
+                                     .head_size = static_cast<int>(model.head_dim),
+                                     .mlp = static_cast<int>(mlp),
+                                     .vocabulary = static_cast<int>(model.vocab_size)});
+  PLAIT_TRY(const std::vector<int> lengths,
+            balanced_slice_lengths(static_cast<int>(num_tokens), layout.num_slices, cost));
+  return std::vector<std::int64_t>(lengths.begin(), lengths.end());
 }
 
 }  // namespace plait::cli

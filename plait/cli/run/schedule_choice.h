@@ -6,8 +6,10 @@
 #include "plait/run/model/config.h"
 #include "plait/verify/verify.h"
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace plait::cli {
 
@@ -29,5 +31,10 @@ struct ChosenSchedule {
 /// Builds or reads, binds to the model, lowers and proves.
 /// \errors those of load_schedule; kInvalidSchedule if the program does not pass the verifier
 Result<ChosenSchedule> choose_schedule(const ScheduleChoice& choice, const ModelConfig& model);
+
+/// Tokens of each slice under --slice-cut compute; empty = equal ones.
+/// \errors kInvalidArgument "slices.too_many" if a slice would be empty
+Result<std::vector<std::int64_t>> slice_lengths(const ScheduleChoice& choice, const Layout& layout,
+                                                const ModelConfig& model, std::int64_t num_tokens);
 
 }  // namespace plait::cli

@@ -59,6 +59,8 @@ Result<int> run(TrainFlags& f, const FlagSet& flags) {
   options.out = f.out.empty() ? next_run_folder() : f.out;
   PLAIT_TRY(ModelConfig model, source ? Result<ModelConfig>(source->config) : new_model(f, data));
   PLAIT_TRY(ChosenSchedule chosen, choose_schedule(f.schedule, model));
+  PLAIT_TRY(options.engine.slice_lengths,
+            slice_lengths(f.schedule, chosen.program.program().layout, model, data.rows.row_size - 1));
   const double fraction = f.val_fraction >= 0 ? f.val_fraction : f.data.tokens.empty() ? kValidationFraction : 0.0;
   const Split split = split_rows(data.rows.num_rows, fraction);
   Progress progress(f.log_every);
