@@ -32,7 +32,7 @@ test: build  ## build and run all tests
 	@cmake --build --preset release --parallel $(JOBS)
 	@ctest --preset release --parallel $(JOBS)
 
-lint:  ## formatting, house rules and clang-tidy; results of unchanged files are kept in build/lint-cache
+lint:  ## formatting, house rules and clang-tidy; what passed is not looked at again until it changes
 	@scripts/setup build lint
 	@scripts/lint --jobs $(JOBS)
 

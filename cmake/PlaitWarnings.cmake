@@ -5,7 +5,7 @@ target_include_directories(plait_options INTERFACE ${CMAKE_SOURCE_DIR})
 # restrict is off: g++ 12 sees overlaps in every `"text" + std::string` (GCC bug 105651).
 target_compile_options(plait_options INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wnon-virtual-dtor
-  -Woverloaded-virtual -Wnull-dereference -Wno-missing-field-initializers -Wno-restrict)
+  -Woverloaded-virtual -Wnull-dereference -Wno-missing-field-initializers $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
 if(PLAIT_WERROR)
   target_compile_options(plait_options INTERFACE -Werror)
 endif()
