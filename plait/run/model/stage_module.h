@@ -68,7 +68,8 @@ class StageModule {
   StageModule(StageModule&&) noexcept;
   StageModule& operator=(StageModule&&) noexcept;
 
-  /// \param input  payload of the cut before the stage; ignored by embed
+  /// \param input  payload of the cut before the stage; ignored by embed. It is consumed: where nobody else holds a tensor
+  ///               of it, its storage may be reused
   /// \param stash  filled if not null; null in forward-only programs
   /// \param cache  null for whole sequences
   ForwardResult forward(const SliceData& data, Payload input, Stash* stash, KvCache* cache,

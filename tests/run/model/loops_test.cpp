@@ -78,6 +78,35 @@ TEST(Loops, RmsNorm) {
   });
 }
 
+TEST(Loops, LayerNorm) {
+  for_shapes([](const Type& t, std::int64_t width) {
+    const at::Tensor x = random({kRows, width}, t.type) + 3;
+    const at::Tensor w = random({width}, t.type);
+    const at::Tensor b = random({width}, t.type);
+    const at::Tensor dy = random({kRows, width}, t.type);
+    const LayerNormResult expected = reference::layer_norm(x, w, b, 1e-2);
+    const LayerNormResult result = layer_norm(x, w, b, 1e-2);
+    EXPECT_LT(relative_error(result.y, expected.y), 4 * t.tolerance);
+    EXPECT_LT(relative_error(result.mean, expected.mean), 2e-6);
+    EXPECT_LT(relative_error(result.rstd, expected.rstd), 2e-5);
+    EXPECT_TRUE(layer_norm_apply(x, result.mean, result.rstd, w, b).equal(result.y));
+    for (const at::Tensor& residual : {at::Tensor(), random({kRows, width}, t.type)}) {
+      const at::Tensor expected_dx = reference::layer_norm_input_grad(dy, x, expected.mean, expected.rstd, w, residual);
+      const at::Tensor dx = layer_norm_input_grad(dy, x, expected.mean, expected.rstd, w, residual);
+      // Of the terms that cancel, not of what is left: a single number's gradient is zero.
+      EXPECT_LT((dx - expected_dx).abs().max().item<double>(), 100 * t.tolerance);
+    }
+    const at::Tensor weight_grad = random({width}, expected.rstd.scalar_type());
+    const at::Tensor bias_grad = weight_grad.clone();
+    const at::Tensor expected_weight_grad = weight_grad.clone();
+    const at::Tensor expected_bias_grad = weight_grad.clone();
+    layer_norm_weight_grad(weight_grad, bias_grad, dy, x, expected.mean, expected.rstd);
+    reference::layer_norm_weight_grad(expected_weight_grad, expected_bias_grad, dy, x, expected.mean, expected.rstd);
+    EXPECT_LT(relative_error(weight_grad, expected_weight_grad), 1e-5);
+    EXPECT_LT(relative_error(bias_grad, expected_bias_grad), 1e-5);
+  });
+}
+
 TEST(Loops, Swiglu) {
   for_shapes([](const Type& t, std::int64_t width) {
     const at::Tensor gate_up = random({kRows, 2 * width}, t.type) * 4;

@@ -51,6 +51,40 @@ void rms_norm_weight_grad(const at::Tensor& weight_grad, const at::Tensor& dy, c
   weight_grad.add_(at::sum(dy.to(wide) * x.to(wide) * column(rstd), {0}));
 }
 
+LayerNormResult layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
+  const at::Tensor wide = x.to(statistics_type(x));
+  const at::Tensor mean = at::mean(wide, {-1});
+  const at::Tensor centred = wide - column(mean);
+  const at::Tensor rstd = at::rsqrt(at::mean(centred * centred, {-1}) + eps);
+  return {.y = layer_norm_apply(x, mean, rstd, weight, bias), .mean = mean, .rstd = rstd};
+}
+
+at::Tensor layer_norm_apply(const at::Tensor& x, const at::Tensor& mean, const at::Tensor& rstd,
+                            const at::Tensor& weight, const at::Tensor& bias) {
+  const at::ScalarType wide = rstd.scalar_type();
+  const at::Tensor xhat = (x.to(wide) - column(mean)) * column(rstd);
+  return (xhat * weight.to(wide) + bias.to(wide)).to(x.scalar_type());
+}
+
+at::Tensor layer_norm_input_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean,
+                                 const at::Tensor& rstd, const at::Tensor& weight, const at::Tensor& residual) {
+  const at::ScalarType wide = rstd.scalar_type();
+  const at::Tensor xhat = (x.to(wide) - column(mean)) * column(rstd);
+  const at::Tensor g = dy.to(wide) * weight.to(wide);
+  const at::Tensor along = xhat * at::mean(g * xhat, {-1}, /*keepdim=*/true);
+  const at::Tensor dx = column(rstd) * (g - at::mean(g, {-1}, /*keepdim=*/true) - along);
+  const at::Tensor rounded = dx.to(x.scalar_type());
+  return residual.defined() ? residual + rounded : rounded;
+}
+
+void layer_norm_weight_grad(const at::Tensor& weight_grad, const at::Tensor& bias_grad, const at::Tensor& dy,
+                            const at::Tensor& x, const at::Tensor& mean, const at::Tensor& rstd) {
+  const at::ScalarType wide = rstd.scalar_type();
+  const at::Tensor dy_wide = dy.to(wide);
+  weight_grad.add_(at::sum(dy_wide * (x.to(wide) - column(mean)) * column(rstd), {0}));
+  bias_grad.add_(at::sum(dy_wide, {0}));
+}
+
 at::Tensor swiglu(const at::Tensor& gate_up) {
   const std::int64_t width = gate_up.size(1) / 2;
   const at::ScalarType wide = statistics_type(gate_up);

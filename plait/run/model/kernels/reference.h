@@ -17,6 +17,13 @@ at::Tensor rms_norm_input_grad(const at::Tensor& dy, const at::Tensor& x, const 
                                const at::Tensor& weight, const at::Tensor& residual);
 void rms_norm_weight_grad(const at::Tensor& weight_grad, const at::Tensor& dy, const at::Tensor& x,
                           const at::Tensor& rstd);
+LayerNormResult layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps);
+at::Tensor layer_norm_apply(const at::Tensor& x, const at::Tensor& mean, const at::Tensor& rstd,
+                            const at::Tensor& weight, const at::Tensor& bias);
+at::Tensor layer_norm_input_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean,
+                                 const at::Tensor& rstd, const at::Tensor& weight, const at::Tensor& residual);
+void layer_norm_weight_grad(const at::Tensor& weight_grad, const at::Tensor& bias_grad, const at::Tensor& dy,
+                            const at::Tensor& x, const at::Tensor& mean, const at::Tensor& rstd);
 at::Tensor swiglu(const at::Tensor& gate_up);
 ActivationGrad swiglu_grad(at::Tensor dy, at::Tensor gate_up);
 /// Turns by the angles of cos and direction * sin.

@@ -47,6 +47,18 @@ struct Loops {
   /// dw += sum over rows of dy x rstd.
   void (*rms_norm_weight_grad)(Wide* dw, const T* dy, const T* x, const Wide* rstd, std::int64_t rows, std::int64_t d);
 
+  /// y = (x - mean) rstd w + b, with mean and rstd = 1 / sqrt(variance + eps) kept per row.
+  void (*layer_norm)(const T* x, const T* w, const T* b, T* y, Wide* mean, Wide* rstd, std::int64_t rows,
+                     std::int64_t d, double eps);
+  void (*layer_norm_apply)(const T* x, const Wide* mean, const Wide* rstd, const T* w, const T* b, T* y,
+                           std::int64_t rows, std::int64_t d);
+  /// dx = residual + gradient of x; residual may be null.
+  void (*layer_norm_input_grad)(const T* dy, const T* x, const Wide* mean, const Wide* rstd, const T* w,
+                                const T* residual, T* dx, std::int64_t rows, std::int64_t d);
+  /// dw += sum over rows of dy xhat; db += sum over rows of dy.
+  void (*layer_norm_weight_grad)(Wide* dw, Wide* db, const T* dy, const T* x, const Wide* mean, const Wide* rstd,
+                                 std::int64_t rows, std::int64_t d);
+
   /// y = silu(gate) up; gate_up is [R,2F], y [R,F].
   void (*swiglu)(const T* gate_up, T* y, std::int64_t rows, std::int64_t f);
   /// gate_up becomes its gradient, dy the activation.
