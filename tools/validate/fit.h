@@ -9,7 +9,7 @@
 
 namespace plait::validate {
 
-/// The constants that make the rows' mean squared log error smallest, held near the defaults of Calibration by a penalty of
+/// The constants that make the rows' mean absolute log error smallest, held near the defaults of Calibration by a penalty of
 /// 0.002 (log x/x0)^2 each, so that few rows fix what they say something about and leave the rest. Nelder-Mead in logs;
 /// deterministic.
 Result<Calibration> fit(const std::vector<const PreparedRow*>& rows);

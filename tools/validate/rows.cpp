@@ -157,7 +157,28 @@ Result<double> predict(const PreparedRow& prepared, const Calibration& calibrati
                               .tensor = hops(row.sharding.tensor)};
   PLAIT_TRY_VOID(
       add_times(prepared.program.layout, row.shape, row.sharding, prepared.device, calibration, options, costs));
-  PLAIT_TRY(const SimResult result, simulate(prepared.program, costs));
+  // Megatron sends 1/t of an activation over the network and gathers it inside the node.
+  if (row.sharding.sequence == SequenceParallel::kOff)
+    for (Bytes& bytes : costs.edge_bytes) bytes = bytes / row.sharding.tensor;
+  // The Megatron of these papers waits for each transfer between stages, which so takes time of the lane that sends; the
+  // recipes of the H100 records overlap them.
+  const bool overlaps = row.set == "dgxc";
+  if (!overlaps) {
+    const Layout& layout = prepared.program.layout;
+    for (int s = 0; s < layout.num_stages(); ++s) {
+      const StageId stage{s};
+      const auto wire = [&](const std::vector<EdgeId>& edges) {
+        std::int64_t ticks = 0;
+        for (const EdgeId e : edges)
+          ticks += wire_ticks(*costs.cluster, costs.cluster->outer, costs.edge_bytes[e.index()]);
+        return ticks;
+      };
+      costs.op(OpKind::kForward, stage, {}).ticks += wire(layout.edges_out_of(stage));
+      costs.op(OpKind::kBackward, stage, {}).ticks += wire(layout.edges_into(stage));
+    }
+  }
+  const TransferMode transfers = overlaps ? TransferMode::kBuffered : TransferMode::kFree;
+  PLAIT_TRY(const SimResult result, simulate(prepared.program, costs, {.transfers = transfers}));
   return static_cast<double>(result.makespan) / static_cast<double>(result.ticks_per_unit);
 }
 
