@@ -70,7 +70,7 @@ class SetMatcher {
       std::size_t most = 0;
       for (const auto& list : of_members) most = std::max(most, list.size());
       for (std::size_t k = 0; k < most; ++k) {
-        const auto has = [&](std::size_t i) { return k < of_members[i].size(); };
+        const auto has = [&, &lists = of_members](std::size_t i) { return k < lists[i].size(); };
         bool complete = true;
         for (std::size_t i = 0; i < members.size(); ++i) complete = complete && has(i);
         const RunId run = complete ? new_run(set) : kNoRun;
