@@ -1,12 +1,12 @@
-#include <benchmark/benchmark.h>
-
-#include <cstdlib>
-#include <string>
-
 #include "plait/ir/lower.h"
 #include "plait/schedules/schedule_info.h"
 #include "plait/sim/simulate.h"
 #include "plait/sim/times.h"
+
+#include <benchmark/benchmark.h>
+
+#include <cstdlib>
+#include <string>
 
 namespace {
 
@@ -38,7 +38,8 @@ void simulate_1f1b(benchmark::State& state) {
     if (!result) std::abort();
     benchmark::DoNotOptimize(result->makespan);
   }
-  state.counters["instr/s"] = benchmark::Counter(static_cast<double>(c.instructions * state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["instr/s"] =
+      benchmark::Counter(static_cast<double>(c.instructions * state.iterations()), benchmark::Counter::kIsRate);
   state.counters["instructions"] = static_cast<double>(c.instructions);
 }
 BENCHMARK(simulate_1f1b)->Args({8, 32})->Args({64, 256})->Args({256, 1024})->Unit(benchmark::kMillisecond);
