@@ -4,12 +4,13 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 JOBS ?= $(shell nproc)
 ARGS ?=
+FUZZ_SECONDS ?= 60
 BIN := build/release/bin
 # Test presets of `make sanitize`; and which tests it runs.
 SANITIZERS ?= asan-ubsan tsan
 SANITIZE_LABELS ?= ^(unit|dist)$$
 
-.PHONY: help setup build train test lint format bench oracle sanitize fuzz clean
+.PHONY: help setup build train test lint format bench oracle validate sanitize fuzz clean
 
 help:  ## say what the targets do
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,12 +53,26 @@ oracle:  ## compare with full PyTorch and transformers, in an environment of the
 	@shopt -s nullglob; for check in tests/oracle/*.py; do \
 	  echo "make: $$check"; .venv-oracle/bin/python $$check $(ARGS); done
 
+validate: build  ## hold the simulator to published measurements; writes docs/validation.md
+	@cmake --build --preset release --parallel $(JOBS) --target plait-validate
+	@$(BIN)/plait-validate --out docs/validation.md $(ARGS)
+	@echo "make: wrote docs/validation.md"
+
 sanitize: setup  ## run the unit and dist tests under the address, undefined-behaviour and thread sanitizers
 	@for preset in $(SANITIZERS); do \
 	  echo "make: preset $$preset"; \
 	  cmake --preset $$preset >/dev/null; \
 	  cmake --build --preset $$preset --parallel $(JOBS); \
 	  ctest --preset $$preset --parallel $(JOBS) -L '$(SANITIZE_LABELS)'; done
+
+fuzz:  ## feed the parsers with damaged files (make fuzz FUZZ_SECONDS=600)
+	@scripts/setup build fuzz
+	@cmake --preset fuzz >/dev/null
+	@cmake --build --preset fuzz --parallel $(JOBS)
+	@for kind in text csv; do \
+	  mkdir -p build/fuzz/found/$$kind; \
+	  build/fuzz/bin/plait_$${kind}_fuzz -max_total_time=$(FUZZ_SECONDS) -verbosity=0 build/fuzz/found/$$kind tests/fuzz/corpus/$$kind; \
+	  echo "make: $$kind: nothing found in $(FUZZ_SECONDS) s"; done
 
 clean:  ## remove everything that was built here
 	rm -rf build
