@@ -48,7 +48,8 @@ class Scan {
         }
       }
     }
-    const auto [fewest, most] = std::minmax_element(turns.begin(), turns.end());
+    const auto fewest = std::min_element(turns.begin(), turns.end());
+    const auto most = std::max_element(turns.begin(), turns.end());
     if (*fewest != *most)
       report_.overall(Rule::kTurns, std::nullopt, [&] {
         return fmt::format("rank {} has {} turns and rank {} has {}; in lock step all ranks end the same turns",
