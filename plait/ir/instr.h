@@ -1,12 +1,12 @@
 #pragma once
 
+#include "plait/base/ids.h"
+#include "plait/ir/value.h"
+
 #include <cstdint>
 #include <string_view>
 #include <variant>
 #include <vector>
-
-#include "plait/base/ids.h"
-#include "plait/ir/value.h"
 
 namespace plait {
 
@@ -31,18 +31,36 @@ struct Op {
 };
 
 /// The next two ops of the row (sends of the first may stand between) form one unit, DualPipe's F&B. They run in order.
-struct Pair { friend bool operator==(const Pair&, const Pair&) = default; };
+struct Pair {
+  friend bool operator==(const Pair&, const Pair&) = default;
+};
 /// An idle cell: alignment only.
-struct Idle { friend bool operator==(const Idle&, const Idle&) = default; };
+struct Idle {
+  friend bool operator==(const Idle&, const Idle&) = default;
+};
 /// End of a turn: in lock step all ranks wait for each other here.
-struct Turn { friend bool operator==(const Turn&, const Turn&) = default; };
+struct Turn {
+  friend bool operator==(const Turn&, const Turn&) = default;
+};
 
 /// Starts to send `value` to `peer`; this rank no longer holds it. The buffer lives until the transfer is complete.
-struct Send { Value value; RankId peer; friend bool operator==(const Send&, const Send&) = default; };
+struct Send {
+  Value value;
+  RankId peer;
+  friend bool operator==(const Send&, const Send&) = default;
+};
 /// Posts the receive of `value` from `peer`; the first op that reads the value waits for it.
-struct Recv { Value value; RankId peer; friend bool operator==(const Recv&, const Recv&) = default; };
+struct Recv {
+  Value value;
+  RankId peer;
+  friend bool operator==(const Recv&, const Recv&) = default;
+};
 /// Waits until the send of `value` to `peer` is complete. Every Send has exactly one, later in its row.
-struct WaitSend { Value value; RankId peer; friend bool operator==(const WaitSend&, const WaitSend&) = default; };
+struct WaitSend {
+  Value value;
+  RankId peer;
+  friend bool operator==(const WaitSend&, const WaitSend&) = default;
+};
 
 enum class CollectiveKind : std::uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce, kAllToAll };
 /// "all_reduce", "reduce_scatter", ...
@@ -63,14 +81,27 @@ struct Collective {
 };
 /// Waits until this rank's part of the collective on `value` is complete. A gathered or broadcast weight is waited for
 /// by its first reader as a received value is, and needs none; a reduction needs exactly one.
-struct WaitCollective { CollectiveKind kind = CollectiveKind::kAllReduce; Value value; friend bool operator==(const WaitCollective&, const WaitCollective&) = default; };
+struct WaitCollective {
+  CollectiveKind kind = CollectiveKind::kAllReduce;
+  Value value;
+  friend bool operator==(const WaitCollective&, const WaitCollective&) = default;
+};
 
 /// Drops this rank's copy of a gathered or broadcast weight.
-struct Free { Value value; friend bool operator==(const Free&, const Free&) = default; };
+struct Free {
+  Value value;
+  friend bool operator==(const Free&, const Free&) = default;
+};
 /// Adds a received partial weight gradient to this rank's own.
-struct Add { GroupId group; friend bool operator==(const Add&, const Add&) = default; };
+struct Add {
+  GroupId group;
+  friend bool operator==(const Add&, const Add&) = default;
+};
 /// Optimizer step of a group on one of its homes: consumes the complete gradient, makes the next version of the weight.
-struct Step { GroupId group; friend bool operator==(const Step&, const Step&) = default; };
+struct Step {
+  GroupId group;
+  friend bool operator==(const Step&, const Step&) = default;
+};
 
 using Instr = std::variant<Op, Pair, Idle, Turn, Send, Recv, WaitSend, Collective, WaitCollective, Free, Add, Step>;
 using Row = std::vector<Instr>;

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <string>
-
 #include "plait/base/ids.h"
+
+#include <string>
 
 namespace plait {
 

@@ -1,12 +1,12 @@
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "plait/base/ids.h"
 #include "plait/base/result.h"
 #include "plait/ir/instr.h"
 #include "plait/ir/parts.h"
+
+#include <string>
+#include <vector>
 
 namespace plait {
 
@@ -27,16 +27,16 @@ struct Edge {
 
 enum class Residency : std::uint8_t {
   kResident,  ///< every home holds the whole weight, ready to use
-  kSharded,   ///< every home holds one shard; the whole must be gathered before use and freed after, the gradient reduced
+  kSharded,  ///< every home holds one shard; the whole must be gathered before use and freed after, the gradient reduced
 };
 
 /// Parameters that are stepped together. All contributions to its gradient (user stage x micro-batch x slice) are summed
 /// exactly once before its Step, which stands on every home.
 struct ParamGroup {
-  std::string name;             ///< "embed", "stage.3", "qkv.3"
-  std::vector<int> parts;       ///< chain indices whose parameters it holds, ascending
-  std::vector<StageId> users;   ///< stages that read it, ascending (a tied embedding has two)
-  std::vector<RankId> homes;    ///< ranks that hold it and its optimizer state, ascending
+  std::string name;            ///< "embed", "stage.3", "qkv.3"
+  std::vector<int> parts;      ///< chain indices whose parameters it holds, ascending
+  std::vector<StageId> users;  ///< stages that read it, ascending (a tied embedding has two)
+  std::vector<RankId> homes;   ///< ranks that hold it and its optimizer state, ascending
   Residency residency = Residency::kResident;
   friend bool operator==(const ParamGroup&, const ParamGroup&) = default;
 };

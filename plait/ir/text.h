@@ -11,14 +11,17 @@ namespace plait {
 
 /// The text format: lines, `#` starts a comment, a header of keyed lines, then one block of tokens per rank.
 ///
-///     plait 1 schedule                    # or: plait 1 program
-///     name "1f1b"                         # optional, also: mode train|forward, slices 1, head tied|untied, newline
-///     lf|crlf ranks 2 microbatches 2 layers 2 stage 0 embed..post.0 @0            # parts first..last, @ its homes
-///     (0,3 or 0..7 or none) stage 1 norm.1..head @1 edge 0>1                            # only where the edges are not
-///     the chain; `edges none` where there is none group stage.0 parts embed..post.0 users 0 homes 0            # and
-///     `sharded`; a range leaves out attn, which owns group stage.1 parts norm.1..head users 1 homes 1             # no
-///     weights. Without these lines: as make_layout derives set 0 0..1                          # a rank set of
-///     collectives
+///     plait 1 schedule                 # or: plait 1 program
+///     name "1f1b"                      # optional, as are: mode train|forward, slices 1, head tied|untied, newline lf|crlf
+///     ranks 2
+///     microbatches 2
+///     layers 2
+///     stage 0 embed..post.0 @0         # parts first..last, @ its homes (0,3 or 0..7 or none)
+///     stage 1 norm.1..head @1
+///     edge 0>1                         # only where the edges are not the chain; `edges none` where there is none
+///     group stage.0 parts embed..post.0 users 0 homes 0    # and `sharded`; a range leaves out attn, which owns no weights
+///     group stage.1 parts norm.1..head users 1 homes 1     # without these lines: as make_layout derives
+///     set 0 0..1                       # a rank set of collectives
 ///
 ///     rank 0:
 ///       0F0 0F1 . 0BW0 | 0BW1

@@ -1,10 +1,10 @@
 #pragma once
 
+#include "plait/base/ids.h"
+
 #include <compare>
 #include <cstdint>
 #include <string_view>
-
-#include "plait/base/ids.h"
 
 namespace plait {
 
@@ -30,22 +30,36 @@ std::string_view to_string(ValueKind kind);
 class Value {
  public:
   constexpr Value() = default;
-  static constexpr Value activation(EdgeId e, MicrobatchId m, SliceId q) { return {ValueKind::kActivation, e.value(), m.value(), q.value()}; }
-  static constexpr Value gradient(EdgeId e, MicrobatchId m, SliceId q) { return {ValueKind::kGradient, e.value(), m.value(), q.value()}; }
-  static constexpr Value stash(StageId s, MicrobatchId m, SliceId q) { return {ValueKind::kStash, s.value(), m.value(), q.value()}; }
-  static constexpr Value weight_stash(StageId s, MicrobatchId m, SliceId q) { return {ValueKind::kWeightStash, s.value(), m.value(), q.value()}; }
-  static constexpr Value kv(StageId s, MicrobatchId m, SliceId q) { return {ValueKind::kKv, s.value(), m.value(), q.value()}; }
-  static constexpr Value kv_grad(StageId s, MicrobatchId m, SliceId q) { return {ValueKind::kKvGrad, s.value(), m.value(), q.value()}; }
+  static constexpr Value activation(EdgeId e, MicrobatchId m, SliceId q) {
+    return {ValueKind::kActivation, e.value(), m.value(), q.value()};
+  }
+  static constexpr Value gradient(EdgeId e, MicrobatchId m, SliceId q) {
+    return {ValueKind::kGradient, e.value(), m.value(), q.value()};
+  }
+  static constexpr Value stash(StageId s, MicrobatchId m, SliceId q) {
+    return {ValueKind::kStash, s.value(), m.value(), q.value()};
+  }
+  static constexpr Value weight_stash(StageId s, MicrobatchId m, SliceId q) {
+    return {ValueKind::kWeightStash, s.value(), m.value(), q.value()};
+  }
+  static constexpr Value kv(StageId s, MicrobatchId m, SliceId q) {
+    return {ValueKind::kKv, s.value(), m.value(), q.value()};
+  }
+  static constexpr Value kv_grad(StageId s, MicrobatchId m, SliceId q) {
+    return {ValueKind::kKvGrad, s.value(), m.value(), q.value()};
+  }
   static constexpr Value weight(GroupId g) { return {ValueKind::kWeight, g.value(), 0, 0}; }
   static constexpr Value weight_grad(GroupId g) { return {ValueKind::kWeightGrad, g.value(), 0, 0}; }
   static constexpr Value norm() { return {ValueKind::kNorm, 0, 0, 0}; }
 
   [[nodiscard]] constexpr ValueKind kind() const { return kind_; }
   [[nodiscard]] constexpr bool is_edge() const { return kind_ <= ValueKind::kGradient; }
-  [[nodiscard]] constexpr bool is_group() const { return kind_ == ValueKind::kWeight || kind_ == ValueKind::kWeightGrad; }
-  [[nodiscard]] constexpr EdgeId edge() const { return EdgeId{subject_}; }      ///< activation, gradient
-  [[nodiscard]] constexpr StageId stage() const { return StageId{subject_}; }   ///< stash, weight_stash, kv, kv_grad
-  [[nodiscard]] constexpr GroupId group() const { return GroupId{subject_}; }   ///< weight, weight_grad
+  [[nodiscard]] constexpr bool is_group() const {
+    return kind_ == ValueKind::kWeight || kind_ == ValueKind::kWeightGrad;
+  }
+  [[nodiscard]] constexpr EdgeId edge() const { return EdgeId{subject_}; }     ///< activation, gradient
+  [[nodiscard]] constexpr StageId stage() const { return StageId{subject_}; }  ///< stash, weight_stash, kv, kv_grad
+  [[nodiscard]] constexpr GroupId group() const { return GroupId{subject_}; }  ///< weight, weight_grad
   [[nodiscard]] constexpr MicrobatchId microbatch() const { return MicrobatchId{microbatch_}; }
   [[nodiscard]] constexpr SliceId slice() const { return SliceId{slice_}; }
   friend constexpr auto operator<=>(const Value&, const Value&) = default;

@@ -99,10 +99,10 @@ TEST_F(TokenRowsTest, MissingAndEmptyFilesAreRefused) {
   const auto tokenizer = make_byte_tokenizer();
   const auto missing = read_text("/nonexistent/text", *tokenizer);
   ASSERT_FALSE(missing);
-  EXPECT_EQ(missing.error().rule, "data.missing");
+  EXPECT_EQ(missing.error().rule, "io.read");
   const auto folder = read_text(testing::TempDir(), *tokenizer);
   ASSERT_FALSE(folder);
-  EXPECT_EQ(folder.error().rule, "data.missing");
+  EXPECT_EQ(folder.error().rule, "io.read");
   const auto empty = read_text(write(""), *tokenizer);
   ASSERT_FALSE(empty);
   EXPECT_EQ(empty.error().rule, "data.empty");
