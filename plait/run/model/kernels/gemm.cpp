@@ -18,9 +18,9 @@ namespace {
 /// MKL's bf16 GEMM is there, and the processor one for which MKL has bf16 code; elsewhere it converts to fp32 first.
 bool has_fast_bf16_gemm() {
 #if defined(__x86_64__)
-  static const bool has =
+  static const bool kHas =
       &cblas_gemm_bf16bf16f32 != nullptr && __builtin_cpu_is("intel") && __builtin_cpu_supports("avx512bf16");
-  return has;
+  return kHas;
 #else
   return false;
 #endif

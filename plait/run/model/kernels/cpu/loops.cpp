@@ -15,8 +15,8 @@ LoopTables choose() {
 }
 
 const LoopTables& chosen() {
-  static const LoopTables tables = choose();
-  return tables;
+  static const LoopTables kTables = choose();
+  return kTables;
 }
 
 }  // namespace
