@@ -267,7 +267,7 @@ class ThreadEngine final : public Engine {
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> Engine::create(VerifiedProgram program, const ModelConfig& config,
+Result<std::unique_ptr<Engine>> Engine::create(const VerifiedProgram& program, const ModelConfig& config,
                                                const EngineOptions& options) {
   if (!(options.timeout_seconds > 0))
     return make_error(ErrorCode::kInvalidArgument, "engine.timeout", "the timeout is {} s; it should be positive",

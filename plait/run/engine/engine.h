@@ -88,7 +88,7 @@ struct ParameterState {
 /// Executes a verified program with one thread per rank. Interprets instructions only: no schedule is known here.
 class Engine {
  public:
-  static Result<std::unique_ptr<Engine>> create(VerifiedProgram program, const ModelConfig& config,
+  static Result<std::unique_ptr<Engine>> create(const VerifiedProgram& program, const ModelConfig& config,
                                                 const EngineOptions& options);
   virtual ~Engine() = default;
 

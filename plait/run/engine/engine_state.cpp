@@ -51,9 +51,9 @@ Result<> check_state(const std::map<std::string, ParameterState>& state, const M
     }
   }
   if (state.size() == specs.size()) return {};
-  for (const auto& [name, parameter] : state) {
-    if (std::none_of(specs.begin(), specs.end(), [&](const ParameterSpec& spec) { return spec.name == name; }))
-      return bad_state("{} is no tensor of the model", name);
+  for (const auto& entry : state) {
+    if (std::none_of(specs.begin(), specs.end(), [&](const ParameterSpec& spec) { return spec.name == entry.first; }))
+      return bad_state("{} is no tensor of the model", entry.first);
   }
   return {};
 }

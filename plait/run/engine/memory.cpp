@@ -126,8 +126,8 @@ CacheLease::~CacheLease() {
 
 ThreadCache* current_cache() {
   if (this_cache == nullptr && !this_thread_ends) {
-    thread_local const CacheLease lease;
-    this_cache = lease.cache;
+    thread_local const CacheLease kLease;
+    this_cache = kLease.cache;
   }
   return this_cache;
 }
@@ -184,12 +184,12 @@ class AccountingAllocator final : public c10::Allocator {
 }  // namespace
 
 void install_accounting_allocator() {
-  static const bool installed = [] {
+  static const bool kInstalled = [] {
     constexpr std::uint8_t kPriority = 1;  // above the default allocator's 0
     c10::SetAllocator(c10::DeviceType::CPU, new AccountingAllocator, kPriority);
     return true;
   }();
-  (void)installed;
+  (void)kInstalled;
 }
 
 MemoryAccount& make_memory_account() {

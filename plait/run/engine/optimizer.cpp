@@ -42,7 +42,7 @@ double square_sum(const at::Tensor& tensor) {
   return norm * norm;
 }
 
-RankOptimizer::RankOptimizer(const OptimizerOptions& options, std::vector<std::vector<Parameter*>> groups)
+RankOptimizer::RankOptimizer(const OptimizerOptions& options, const std::vector<std::vector<Parameter*>>& groups)
     : options_(options), steps_done_(at::zeros({1}, at::kFloat)) {
   for (const std::vector<Parameter*>& group : groups) {
     Batch decayed{.weight_decay = options.weight_decay};

@@ -25,7 +25,7 @@ struct Moments {
 class RankOptimizer {
  public:
   /// \param groups  per parameter group of the layout, its parameters on this rank
-  RankOptimizer(const OptimizerOptions& options, std::vector<std::vector<Parameter*>> groups);
+  RankOptimizer(const OptimizerOptions& options, const std::vector<std::vector<Parameter*>>& groups);
 
   /// One more step has begun.
   void begin_step();

@@ -53,7 +53,8 @@ RankWorker::RankWorker(RankId rank, const Layout& layout, const ModelConfig& con
   kernels_.resize(layout.stages.size());
   for (std::size_t s = 0; s < layout.stages.size(); ++s) {
     const Stage& stage = layout.stages[s];
-    if (std::binary_search(stage.homes.begin(), stage.homes.end(), rank))
+    // A stage without weights has no home: its ops may stand on any rank.
+    if (stage.groups.empty() || std::binary_search(stage.homes.begin(), stage.homes.end(), rank))
       kernels_[s] = kernels(config, stage.parts, parameters_);
   }
   const std::vector<ParameterSpec> specs = parameter_specs(config);
@@ -80,7 +81,7 @@ RankWorker::RankWorker(RankId rank, const Layout& layout, const ModelConfig& con
     }
     groups_.push_back(std::move(here));
   }
-  if (layout.mode == Mode::kTrain) optimizer_.emplace(options.optimizer, std::move(stepped));
+  if (layout.mode == Mode::kTrain) optimizer_.emplace(options.optimizer, stepped);
 }
 
 void RankWorker::begin_training_step() {
