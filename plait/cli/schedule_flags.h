@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): the library's own
 class App;
 }
 
@@ -44,7 +44,6 @@ struct ScheduleRequest {
   ScheduleShape shape;
   TimesSpec times;
   std::int64_t ticks_per_unit = 1;
-  friend bool operator==(const ScheduleRequest&, const ScheduleRequest&) = default;
 };
 
 /// Checks the flags against each other and makes the times exact. Sizes themselves are the schedules' to judge.
