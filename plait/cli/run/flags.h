@@ -22,7 +22,7 @@ namespace plait::cli {
 ///     PLAIT_TRY(const Parsed parsed, flags.parse(argc, argv));
 class FlagSet {
  public:
-  FlagSet(std::string command, std::string summary);
+  FlagSet(const std::string& command, std::string summary);
 
   /// `unit` stands where the value goes in the help: a unit, or the choices. A member of std::string that is empty has no
   /// default of its own; the help says what it then means.
@@ -30,11 +30,9 @@ class FlagSet {
   void add(std::string_view group, const std::string& flag, T& value, const std::string& unit,
            const std::string& help) {
     CLI::Option* option = app_.add_option(flag, value, help)->group(std::string(group))->type_name(unit);
-    if constexpr (!std::is_same_v<T, std::string>) {
-      option->capture_default_str();
-    } else if (!value.empty()) {
-      option->capture_default_str();
-    }
+    bool has_default = true;
+    if constexpr (std::is_same_v<T, std::string>) has_default = !value.empty();
+    if (has_default) option->capture_default_str();
     printers_.emplace_back(flag.substr(2), [&value] { return nlohmann::ordered_json(value); });
   }
   /// A flag without value.
