@@ -31,7 +31,8 @@ class JsonConfig final : public CLI::Config {
 
 }  // namespace
 
-FlagSet::FlagSet(const std::string& command, std::string summary) : app_(std::move(summary), command), command_(command) {
+FlagSet::FlagSet(const std::string& command, std::string summary)
+    : app_(std::move(summary), command), command_(command) {
   app_.set_help_flag("--help", "print this")->group("General");
   app_.config_formatter(std::make_shared<JsonConfig>());
   app_.set_config("--config", "", "JSON file with values for these flags; a flag on the line goes before it")
