@@ -17,7 +17,7 @@ struct SetText {
 };
 
 const std::map<std::string, SetText>& texts() {
-  static const std::map<std::string, SetText> all = {
+  static const std::map<std::string, SetText> kAll = {
       {"korthikanti",
        {"Korthikanti et al. 2022, A100", 3,
         "arXiv:2205.05198, tables of step times; full recompute, and selective recompute with sequence parallelism",
@@ -36,7 +36,7 @@ const std::map<std::string, SetText>& texts() {
       {"vtrain-multi",
        {"vTrain, several nodes, A100", 8, "the authors' validation points of several nodes; full recompute",
         "The network is one number: contention between replicas and hierarchical rings are not modelled."}}};
-  return all;
+  return kAll;
 }
 
 double mean_error(const std::vector<Prediction>& predictions, bool fitted) {
