@@ -33,10 +33,10 @@ def plait(*words):
 
 def loss_by_transformers(model_dir, rows):
     """Mean next-token cross entropy over all rows."""
-    model = AutoModelForCausalLM.from_pretrained(model_dir, torch_dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     ids = torch.tensor(rows)
     with torch.no_grad():
-        logits = model(ids).logits[:, :-1]
+        logits = model(ids[:, :-1]).logits  # T tokens are T - 1 positions
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), ids[:, 1:].flatten()).item()
 
 
