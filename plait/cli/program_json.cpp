@@ -43,6 +43,7 @@ struct InstrJson {
   void operator()(const Pair&) const {}
   void operator()(const Idle&) const {}
   void operator()(const Turn&) const {}
+  void operator()(const Batch& batch) const { json["count"] = batch.count; }
   void transfer(const Value& value, RankId peer) const {
     put_value(json, layout, value);
     json["peer"] = peer.value();

@@ -80,6 +80,8 @@ Result<> make_exact(ScheduleRequest& request) {
     PLAIT_TRY(shape.times.forward, ticks(request.times.forward));
     PLAIT_TRY(shape.times.backward, ticks(request.times.backward));
     PLAIT_TRY(shape.times.weight, ticks(request.times.weight));
+    // A recompute stands right before its backward: to a schedule that is built from times, part of it.
+    if (shape.recompute == Recompute::kFull) shape.times.backward += shape.times.forward;
     return {};
   }
   // pre and post: B = W = F; attention: B = 2F, W = 0. A schedule that is built from times gets the mean of a rank.
@@ -93,8 +95,11 @@ Result<> make_exact(ScheduleRequest& request) {
     share = whole / ranks;
     return true;
   };
+  const Ticks again = shape.recompute == Recompute::kNone   ? 0
+                      : shape.recompute == Recompute::kFull ? pre + attn + post
+                                                            : pre + post;
   if (!mean_of_a_rank(pre + attn + post, shape.times.forward) ||
-      !mean_of_a_rank(pre + 2 * attn + post, shape.times.backward) || !mean_of_a_rank(pre + post, shape.times.weight))
+      !mean_of_a_rank(pre + 2 * attn + post + again, shape.times.backward) || !mean_of_a_rank(pre + post, shape.times.weight))
     return make_error(ErrorCode::kInvalidArgument, "times.overflow",
                       "--times: the time of a rank with {} layers does not fit 63 bits", layers);
   return {};
@@ -141,6 +146,10 @@ void add_schedule_flags(CLI::App& app, ScheduleFlags& flags) {
       ->group(kTimes);
 }
 
+Recompute recompute_of(const ScheduleFlags& flags) {
+  return pick(flags.recompute, kRecomputes, Recompute::kNone);
+}
+
 Result<TimesSpec> resolve_times(const ScheduleFlags& flags) {
   TimesSpec times;
   if (flags.times && flags.times->ends_with(".json")) {
@@ -172,7 +181,7 @@ Result<ScheduleRequest> resolve_flags(const ScheduleFlags& flags) {
                                     .rounds = flags.rounds,
                                     .tying = pick(flags.head, kHeads, HeadTying::kUntied),
                                     .order = pick(flags.order, kOrders, Order::kMegatron),
-                                    .recompute = pick(flags.recompute, kRecomputes, Recompute::kNone),
+                                    .recompute = recompute_of(flags),
                                     .qkv = pick(flags.qkv, kQkvPlaces, QkvPlace::kPre),
                                     .squeeze = flags.pattern_only ? Squeeze::kPatternOnly : Squeeze::kFull,
                                     .slice_cut = pick(flags.slice_cut, kSliceCuts, SliceCut::kEqualTokens),

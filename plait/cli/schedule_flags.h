@@ -52,6 +52,9 @@ struct ScheduleRequest {
 ///         --microbatches disagree), "times.*"; kIo if --times names a file that cannot be read
 Result<ScheduleRequest> resolve_flags(const ScheduleFlags& flags);
 
+/// What --recompute asks for.
+Recompute recompute_of(const ScheduleFlags& flags);
+
 /// --times and --latency as exact numbers: F=..., or pre=..., or the name of a JSON file.
 Result<TimesSpec> resolve_times(const ScheduleFlags& flags);
 

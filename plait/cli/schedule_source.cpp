@@ -1,9 +1,9 @@
 #include "plait/cli/schedule_source.h"
 
 #include "plait/ir/lower.h"
+#include "plait/ir/recompute.h"
 
 #include <filesystem>
-#include <numeric>
 #include <utility>
 
 namespace plait {
@@ -35,6 +35,21 @@ Result<> check_sizes(const std::string& file, const Layout& layout, const Schedu
   return {};
 }
 
+/// Adds the recomputes that the flags ask for to a file's schedule.
+Result<ScheduleOrProgram> with_recompute(const std::string& file, ScheduleOrProgram content,
+                                         const ScheduleFlags& flags) {
+  const Recompute what = recompute_of(flags);
+  if (what == Recompute::kNone) return content;
+  auto* schedule = std::get_if<Schedule>(&content);
+  if (schedule == nullptr)
+    return make_error(ErrorCode::kInvalidArgument, "flags.conflict",
+                      "--recompute: {} holds a program, whose ops stand already; give the schedule that it was lowered "
+                      "from",
+                      file);
+  PLAIT_TRY(Schedule again, add_recompute(std::move(*schedule), what));
+  return ScheduleOrProgram(std::move(again));
+}
+
 /// Cuts a file's schedule for the model that the flags describe.
 Result<ScheduleOrProgram> for_model(const std::string& file, ScheduleOrProgram content, const ScheduleFlags& flags) {
   const Layout& own = std::visit([](const auto& held) -> const Layout& { return held.layout; }, content);
@@ -56,11 +71,9 @@ Result<LoadedSchedule> load_file(const std::string& path, const ScheduleFlags& f
   LoadedSchedule loaded{.content = std::move(file.content), .file_format = file.format};
   PLAIT_TRY_VOID(check_sizes(path, loaded.layout(), flags));
   PLAIT_TRY(loaded.content, for_model(path, std::move(loaded.content), flags));
+  PLAIT_TRY(loaded.content, with_recompute(path, std::move(loaded.content), flags));
   PLAIT_TRY(loaded.times, resolve_times(flags));
-  const Layout& layout = loaded.layout();
-  // A stage takes p/S of a 1/p share, a slice 1/k of that; by part, a stage may end between norm and qkv.
-  const std::int64_t shares = std::lcm(std::int64_t{layout.num_stages()}, std::int64_t{2}) * layout.num_slices;
-  PLAIT_TRY(loaded.ticks_per_unit, ticks_per_unit(loaded.times, shares));
+  PLAIT_TRY(loaded.ticks_per_unit, exact_ticks(loaded.layout(), loaded.times));
   return loaded;
 }
 
@@ -81,8 +94,10 @@ Result<LoadedSchedule> load_schedule(const std::string& name_or_file, const Sche
     PLAIT_TRY(ScheduleRequest request, resolve_flags(flags));
     PLAIT_TRY(Schedule schedule, build_schedule(name_or_file, request.shape));
     schedule.layout.newline = Newline::kCrlf;  // as PyTorch's own writer ends the lines of a CSV
+    // The shape's ticks are for building; how many stages share a time is known only now.
+    PLAIT_TRY(const std::int64_t ticks, exact_ticks(schedule.layout, request.times));
     return LoadedSchedule{
-        .content = std::move(schedule), .times = std::move(request.times), .ticks_per_unit = request.ticks_per_unit};
+        .content = std::move(schedule), .times = std::move(request.times), .ticks_per_unit = ticks};
   }
   const bool looks_like_a_path = name_or_file.find_first_of("./") != std::string::npos;
   std::error_code ignored;

@@ -11,6 +11,7 @@ struct Carries {
   std::string_view operator()(const Pair&) const { return "none"; }
   std::string_view operator()(const Idle&) const { return {}; }
   std::string_view operator()(const Turn&) const { return "none"; }
+  std::string_view operator()(const Batch&) const { return "none"; }
   std::string_view operator()(const Send& send) const { return to_string(send.value.kind()); }
   std::string_view operator()(const Recv&) const { return {}; }
   std::string_view operator()(const WaitSend& wait) const { return to_string(wait.value.kind()); }

@@ -9,12 +9,6 @@
 namespace plait {
 namespace {
 
-RecomputeCost recompute_cost(const ScheduleFlags& flags) {
-  if (flags.recompute == "full") return RecomputeCost::kFull;
-  if (flags.recompute == "no-attention") return RecomputeCost::kNoAttention;
-  return RecomputeCost::kNone;
-}
-
 TransferMode transfer_mode(const std::string& name) {
   if (name == "bounded") return TransferMode::kBounded;
   if (name == "rendezvous") return TransferMode::kRendezvous;
@@ -38,11 +32,11 @@ void add_timing_flags(CLI::App& app, TimingFlags& flags) {
   app.add_flag("--lock-step", flags.lock_step, "all ranks wait for each other at the end of every turn")->group(kGroup);
 }
 
-Result<TimedProgram> time_step(LoadedSchedule loaded, const ScheduleFlags& flags, const TimingFlags& timing,
+Result<TimedProgram> time_step(LoadedSchedule loaded, const ScheduleFlags&, const TimingFlags& timing,
                                Detail detail) {
   PLAIT_TRY(Program program, lowered(std::move(loaded.content)));
   PLAIT_TRY(const CostModel costs,
-            abstract_costs(program.layout, loaded.times, loaded.ticks_per_unit, recompute_cost(flags)));
+            abstract_costs(program.layout, loaded.times, loaded.ticks_per_unit));
   const SimOptions options{.transfers = transfer_mode(timing.transfers),
                            .buffers = timing.buffers,
                            .pair_factor = timing.pair_factor,

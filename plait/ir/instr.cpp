@@ -8,6 +8,7 @@ struct KindName {
   std::string_view operator()(const Pair&) const { return "pair"; }
   std::string_view operator()(const Idle&) const { return "idle"; }
   std::string_view operator()(const Turn&) const { return "turn"; }
+  std::string_view operator()(const Batch&) const { return "batch"; }
   std::string_view operator()(const Send&) const { return "send"; }
   std::string_view operator()(const Recv&) const { return "recv"; }
   std::string_view operator()(const WaitSend&) const { return "wait_send"; }

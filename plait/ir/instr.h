@@ -43,6 +43,14 @@ struct Turn {
   friend bool operator==(const Turn&, const Turn&) = default;
 };
 
+/// The next `count` instructions are sends and receives with one peer, posted together (NCCL's group, PyTorch's
+/// batch_isend_irecv). What they meet stands in one batch of the peer. Where sends and receives block until matched,
+/// posting a batch does not: it moves as a whole once both ranks have posted theirs, and its readers and waits wait for that.
+struct Batch {
+  int count = 1;
+  friend bool operator==(const Batch&, const Batch&) = default;
+};
+
 /// Starts to send `value` to `peer`; this rank no longer holds it. The buffer lives until the transfer is complete.
 struct Send {
   Value value;
@@ -103,7 +111,8 @@ struct Step {
   friend bool operator==(const Step&, const Step&) = default;
 };
 
-using Instr = std::variant<Op, Pair, Idle, Turn, Send, Recv, WaitSend, Collective, WaitCollective, Free, Add, Step>;
+using Instr =
+    std::variant<Op, Pair, Idle, Turn, Send, Recv, WaitSend, Collective, WaitCollective, Free, Add, Step, Batch>;
 using Row = std::vector<Instr>;
 
 /// Kind of an instruction as `stats` and the text format name it: "op", "send", "recv", "wait_send", "all_reduce", ...

@@ -1,5 +1,7 @@
 #include "plait/ir/lower.h"
 
+#include "plait/ir/swaps.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -124,7 +126,10 @@ class TransferPass {
             from != kNowhere && from != here && !weight_stash_there_[cell(op)])
           return Value::weight_stash(op.stage, op.microbatch, op.slice);
         return {};
-      case OpKind::kRecompute: return {};
+      case OpKind::kRecompute:
+        if (const auto from = places_.forward[cell(op)]; from != kNowhere && from != here && !stash_there_[cell(op)])
+          return Value::stash(op.stage, op.microbatch, op.slice);
+        return {};
     }
     return {};
   }
@@ -430,6 +435,9 @@ void add_steps(Program& program) {
 Result<Program> lower(const Schedule& schedule) {
   PLAIT_TRY_VOID(check_ops(schedule));
   PLAIT_TRY(auto rows, add_transfers(schedule.layout, schedule.rows, PairSends::kBehindOp));
+  if (schedule.layout.exchanges == Exchanges::kSwaps) {
+    PLAIT_TRY(rows, add_swaps(schedule.layout, rows));
+  }
   Program program{.layout = schedule.layout, .rows = add_send_waits(schedule.layout, rows)};
   add_steps(program);
   return program;

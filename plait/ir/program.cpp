@@ -7,6 +7,12 @@
 namespace plait {
 namespace {
 
+bool owns_weights(int num_layers, PartRange parts) {
+  for (int part = parts.begin; part < parts.end; ++part)
+    if (part_at(num_layers, part).kind != PartKind::kAttn) return true;
+  return false;
+}
+
 Result<> check_sizes(const LayoutSpec& spec) {
   const std::pair<const char*, int> sizes[] = {{"ranks", spec.num_ranks},
                                                {"microbatches", spec.num_microbatches},
@@ -33,8 +39,8 @@ Result<> check_sizes(const LayoutSpec& spec) {
     return make_error(ErrorCode::kInvalidArgument, "layout.homes", "{} stages but {} lists of homes",
                       spec.stages.size(), spec.homes.size());
   for (std::size_t s = 0; s < spec.homes.size(); ++s) {
-    if (spec.homes[s].empty())
-      return make_error(ErrorCode::kInvalidArgument, "layout.homes", "stage {} has no home rank", s);
+    if (spec.homes[s].empty() && owns_weights(spec.num_layers, spec.stages[s]))
+      return make_error(ErrorCode::kInvalidArgument, "layout.homes", "stage {} owns weights but has no home rank", s);
     for (const RankId home : spec.homes[s]) {
       if (home.value() < 0 || home.value() >= spec.num_ranks)
         return make_error(ErrorCode::kInvalidArgument, "layout.homes", "stage {} lives on rank {}; there are {} ranks",
@@ -101,8 +107,8 @@ Result<Layout> make_layout(const LayoutSpec& spec) {
     const Stage& stage = layout.stages[static_cast<std::size_t>(s)];
     std::vector<int> parts;
     for (int part = stage.parts.begin; part < stage.parts.end; ++part) {
-      const bool owns_weights = part_at(spec.num_layers, part).kind != PartKind::kAttn;
-      if (owns_weights && !(shared_table && part == 0)) parts.push_back(part);
+      if (owns_weights(spec.num_layers, PartRange{.begin = part, .end = part + 1}) && !(shared_table && part == 0))
+        parts.push_back(part);
     }
     if (!parts.empty())
       add_group(ParamGroup{
@@ -150,6 +156,8 @@ Result<Schedule> rebind(const Schedule& schedule, int num_layers, HeadTying tyin
   for (const Stage& stage : old.stages) spec.homes.push_back(stage.homes);
   PLAIT_TRY(Layout layout, make_layout(spec));
   layout.newline = old.newline;
+  layout.recompute = old.recompute;
+  layout.exchanges = old.exchanges;
   return Schedule{.layout = std::move(layout), .rows = schedule.rows};
 }
 

@@ -10,7 +10,8 @@
 
 namespace plait {
 
-/// A contiguous run of parts. `homes` are the ranks that hold its weights (several for replicas), ascending.
+/// A contiguous run of parts. `homes` are the ranks that hold its weights (several for replicas),
+/// ascending; none where it owns no weights, and its ops may then stand on any rank.
 struct Stage {
   PartRange parts;
   std::vector<RankId> homes;
@@ -45,6 +46,17 @@ enum class Mode : std::uint8_t {
   kTrain,    ///< forward, backward, step
   kForward,  ///< forwards only: evaluation, serving
 };
+/// What a recompute makes again, and so what the forward before it keeps (recompute.h).
+enum class Recompute : std::uint8_t {
+  kNone,         ///< no R stands; one that does counts as kFull
+  kFull,         ///< F keeps the stage's inputs, R runs the whole forward again
+  kNoAttention,  ///< F also keeps each attention's output and log-sum-exp, R runs all but the attention again
+};
+/// How lowering places sends and receives.
+enum class Exchanges : std::uint8_t {
+  kOneWay,  ///< a receive is posted when the value is made
+  kSwaps,   ///< what two ranks send each other is swapped in batches where the order allows it (lower.h)
+};
 enum class HeadTying : std::uint8_t { kUntied, kTied };
 enum class Newline : std::uint8_t { kLf, kCrlf };
 
@@ -57,6 +69,8 @@ struct Layout {
   int num_slices = 1;
   int num_layers = 1;
   HeadTying tying = HeadTying::kUntied;
+  Recompute recompute = Recompute::kNone;
+  Exchanges exchanges = Exchanges::kOneWay;
   std::vector<Stage> stages;
   std::vector<Edge> edges;
   std::vector<ParamGroup> groups;
@@ -94,13 +108,14 @@ struct LayoutSpec {
   int num_layers = 1;
   HeadTying tying = HeadTying::kUntied;
   std::vector<PartRange> stages;           ///< must cut the chain of num_layers layers, in order
-  std::vector<std::vector<RankId>> homes;  ///< per stage
+  std::vector<std::vector<RankId>> homes;  ///< per stage; empty only for stages of attention alone
 };
 
 /// Derives chain edges and parameter groups: the parameters of a stage form the group "stage.S"; with a tied head the
 /// token table forms the group "embed", used by the stages of embed and head.
 ///
-/// \errors kInvalidArgument if a size is not positive, the stages do not cut the chain, or a home is out of range
+/// \errors kInvalidArgument if a size is not positive, the stages do not cut the chain, a home is out of range,
+///         or a stage with weights has none
 Result<Layout> make_layout(const LayoutSpec& spec);
 
 /// Cuts L layers into S stages: floor(L/S) layers each and one more for the first L mod S; embed goes with the first

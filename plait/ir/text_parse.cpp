@@ -216,6 +216,11 @@ class Parser {
       else if (key == "head")
         ok = once(key, seen_.head, start) &&
              choice("untied", "tied", HeadTying::kUntied, HeadTying::kTied, layout_.tying);
+      else if (key == "recompute")
+        ok = once(key, seen_.recompute, start) && recompute();
+      else if (key == "exchanges")
+        ok = once(key, seen_.exchanges, start) &&
+             choice("one-way", "swaps", Exchanges::kOneWay, Exchanges::kSwaps, layout_.exchanges);
       else if (key == "newline")
         ok = once(key, seen_.newline, start) && choice("lf", "crlf", Newline::kLf, Newline::kCrlf, layout_.newline);
       else if (key == "ranks")
@@ -241,7 +246,8 @@ class Parser {
         ok = rank_set(start);
       else
         ok = expected(
-            "'rank 0:' or a line of the header (name, mode, ranks, microbatches, slices, layers, head, newline, "
+            "'rank 0:' or a line of the header (name, mode, ranks, microbatches, slices, layers, head, recompute, exchanges, "
+            "newline, "
             "stage, edge, group, set)",
             start);
       if (!ok || !end_line()) return false;
@@ -260,6 +266,21 @@ class Parser {
     const std::string_view taken = word();
     if (taken != a && taken != b) return expected(fmt::format("{} or {}", a, b), start);
     result = taken == a ? if_a : if_b;
+    return true;
+  }
+
+  bool recompute() {
+    skip_blanks();
+    const std::size_t start = at_;
+    const std::string_view taken = word();
+    if (taken == "none")
+      layout_.recompute = Recompute::kNone;
+    else if (taken == "full")
+      layout_.recompute = Recompute::kFull;
+    else if (taken == "no-attention")
+      layout_.recompute = Recompute::kNoAttention;
+    else
+      return expected("none, full or no-attention", start);
     return true;
   }
 
@@ -506,6 +527,8 @@ class Parser {
     bool name = false;
     bool mode = false;
     bool head = false;
+    bool recompute = false;
+    bool exchanges = false;
     bool newline = false;
     bool ranks = false;
     bool microbatches = false;

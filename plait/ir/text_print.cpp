@@ -134,6 +134,11 @@ class Printer {
   void operator()(const Pair&) { *token_ += '&'; }
   void operator()(const Idle&) { *token_ += '.'; }
   void operator()(const Turn&) { *token_ += '|'; }
+  void operator()(const Batch& batch) {
+    *token_ += "batch(";
+    append(*token_, batch.count);
+    *token_ += ')';
+  }
   void operator()(const Send& send) { transfer("send(", send.value, ")->", send.peer); }
   void operator()(const Recv& recv) { transfer("recv(", recv.value, ")<-", recv.peer); }
   void operator()(const WaitSend& wait) { transfer("wait(send,", wait.value, ")->", wait.peer); }
@@ -181,6 +186,9 @@ class Printer {
     line("slices ", layout_.num_slices);
     line("layers ", layout_.num_layers);
     out_ += layout_.tying == HeadTying::kTied ? "head tied\n" : "head untied\n";
+    if (layout_.recompute != Recompute::kNone)
+      out_ += layout_.recompute == Recompute::kFull ? "recompute full\n" : "recompute no-attention\n";
+    if (layout_.exchanges == Exchanges::kSwaps) out_ += "exchanges swaps\n";
     if (layout_.newline == Newline::kCrlf) out_ += "newline crlf\n";
     for (std::size_t s = 0; s < layout_.stages.size(); ++s) {
       const Stage& stage = layout_.stages[s];

@@ -65,8 +65,9 @@ class TokenReader::Scan {
     if (word == "free") return free(row);
     if (word == "add") return group_call<Add>(row);
     if (word == "step") return group_call<Step>(row);
+    if (word == "batch") return batch(row);
     if (const auto kind = collective_kind(word)) return collective(row, *kind);
-    return fail("send, recv, wait, free, add, step or the name of a collective", token_);
+    return fail("send, recv, wait, free, add, step, batch or the name of a collective", token_);
   }
 
  private:
@@ -268,6 +269,13 @@ class TokenReader::Scan {
     Call result;
     if (!group(result.group) || !need(')') || !end()) return false;
     row.emplace_back(result);
+    return true;
+  }
+
+  bool batch(Row& row) {
+    std::int32_t count = 0;
+    if (!number(count, "how many transfers are posted together") || !need(')') || !end()) return false;
+    row.emplace_back(Batch{.count = count});
     return true;
   }
 

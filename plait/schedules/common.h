@@ -9,8 +9,7 @@ namespace plait {
 
 /// Refuses ranks < 1, microbatches missing or < 1 and any set field < 1; `name` heads the messages.
 Result<> check_positive(std::string_view name, const ScheduleShape& shape);
-/// check_positive, and nothing set that only other systems read: folds, repeats, groups, rounds, squeeze, recompute, qkv
-/// place. A memory limit may be given to any schedule, for the verifier to hold it to.
+/// check_positive, and nothing set that only other systems read: folds, repeats, groups, rounds, squeeze, qkv place. A memory limit may be given to any schedule, for the verifier to hold it to.
 Result<> check_sizes(std::string_view name, const ScheduleShape& shape);
 /// check_sizes, and chunks and slices unset or 1: for schedules with one stage per rank and whole sequences.
 Result<> check_plain(std::string_view name, const ScheduleShape& shape);

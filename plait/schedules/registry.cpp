@@ -1,3 +1,4 @@
+#include "plait/ir/recompute.h"
 #include "plait/schedules/schedule_info.h"
 
 #include <algorithm>
@@ -5,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <utility>
 
 namespace plait {
 namespace {
@@ -55,7 +57,8 @@ Result<const ScheduleInfo*> find_schedule(std::string_view name) {
 Result<Schedule> build_schedule(std::string_view name, const ScheduleShape& shape) {
   PLAIT_TRY(const ScheduleInfo* info, find_schedule(name));
   PLAIT_TRY_VOID(info->supports(shape));
-  return info->build(shape);
+  PLAIT_TRY(Schedule schedule, info->build(shape));
+  return add_recompute(std::move(schedule), shape.recompute);
 }
 
 }  // namespace plait

@@ -24,7 +24,6 @@ struct OpTimes {
 };
 
 enum class Order : std::uint8_t { kMegatron, kTorch };
-enum class Recompute : std::uint8_t { kNone, kFull, kNoAttention };
 enum class QkvPlace : std::uint8_t { kPre, kAttn };
 enum class Squeeze : std::uint8_t { kFull, kPatternOnly };
 enum class SliceCut : std::uint8_t { kEqualTokens, kEqualCompute };
@@ -68,7 +67,8 @@ struct ScheduleInfo {
   std::string_view forms;                                ///< one line: its closed forms, for `schedule list`
   std::string_view source;                               ///< paper and section
   Result<> (*supports)(const ScheduleShape&) = nullptr;  ///< refuses with the fix in the message
-  Result<Schedule> (*build)(const ScheduleShape&) = nullptr;  ///< ops in the order of the paper's figure
+  /// Ops in the order of the paper's figure, without recomputes: build_schedule adds those.
+  Result<Schedule> (*build)(const ScheduleShape&) = nullptr;
   Expectation (*expect)(const ScheduleShape&) = nullptr;      ///< closed forms
 };
 
@@ -78,7 +78,7 @@ const std::vector<const ScheduleInfo*>& all_schedules();
 /// Case-insensitive. \errors kInvalidArgument "schedule.unknown" with the list of valid names
 Result<const ScheduleInfo*> find_schedule(std::string_view name);
 
-/// find_schedule, then supports, then build.
+/// find_schedule, then supports, then build, then the recomputes that the shape asks for.
 Result<Schedule> build_schedule(std::string_view name, const ScheduleShape& shape);
 
 namespace detail {

@@ -185,6 +185,7 @@ Result<> add_times(const Layout& layout, const ModelShape& shape, const Sharding
   costs.ticks_per_unit = static_cast<std::int64_t>(kNanos);
   costs.unit = "s";
   const double slices = layout.num_slices;
+  const bool explicit_again = layout.recompute != Recompute::kNone;  // an R stands before each backward
   for (std::size_t s = 0; s < layout.stages.size(); ++s) {
     PartSeconds sum;
     double again = 0;
@@ -195,6 +196,10 @@ Result<> add_times(const Layout& layout, const ModelShape& shape, const Sharding
       sum.backward += seconds.backward;
       sum.weight += seconds.weight;
       const bool in_layer = kind != PartKind::kEmbed && kind != PartKind::kHead;
+      if (explicit_again) {
+        again += kind == PartKind::kAttn && layout.recompute == Recompute::kNoAttention ? 0 : seconds.forward;
+        continue;
+      }
       if (sharding.stash == StashPolicy::kKeepInput && in_layer) again += seconds.forward;
       if (sharding.stash == StashPolicy::kSelective) again += seconds.core;
     }
@@ -204,9 +209,10 @@ Result<> add_times(const Layout& layout, const ModelShape& shape, const Sharding
       };
       set(OpKind::kForward, sum.forward);
       set(OpKind::kRecompute, again);
-      set(OpKind::kBackwardInput, sum.backward + again);
+      const double in_backward = explicit_again ? 0 : again;
+      set(OpKind::kBackwardInput, sum.backward + in_backward);
       set(OpKind::kBackwardWeight, sum.weight);
-      set(OpKind::kBackward, sum.backward + again + sum.weight);
+      set(OpKind::kBackward, sum.backward + in_backward + sum.weight);
     }
   }
   const double replicas = static_cast<double>(sharding.data) * sharding.context;

@@ -54,7 +54,8 @@ struct DeviceOptions {
 ///                     the logits; twice that backward
 ///   tensor parallel   2 all-reduces of B T D per layer and direction, ring: 2 (t-1)/t of the bytes
 ///   step              36 bytes per parameter through memory, and a ring all-reduce of its gradient over the replicas
-///   recompute         selective: the attention core once more; full: the forward of the layers once more
+///   recompute         selective: the attention core once more; full: the forward of the layers once more;
+///                     where the layout recomputes, R takes it instead of the backward
 ///
 /// Does not cover: overlap of any of these with each other, context parallelism's exchange of keys and values, contention,
 /// clocks that drop under load.

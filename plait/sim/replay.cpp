@@ -159,7 +159,7 @@ Result<SimResult> Replay::run() {
     outer_out_.resize(num_nodes);
     outer_in_.resize(num_nodes);
   }
-  if (options_.transfers == TransferMode::kSwaps) make_batches();
+  if (options_.transfers == TransferMode::kRendezvous || options_.transfers == TransferMode::kBlocking) make_batches();
   if (timeline_) {
     times_.resize(num_ranks_);
     held_.resize(num_ranks_);
@@ -254,7 +254,7 @@ Replay::Progress Replay::advance(std::size_t rank, std::int64_t horizon) {
 }
 
 Replay::Progress Replay::step(std::size_t rank, const Instr& instr) {
-  static_assert(std::variant_size_v<Instr> == 12, "a new instruction needs a time");
+  static_assert(std::variant_size_v<Instr> == 13, "a new instruction needs a time");
   switch (instr.index()) {
     case 0:
       return lanes_[rank].next < lanes_[rank].pair_done_until ? Progress::kDone
@@ -271,7 +271,8 @@ Replay::Progress Replay::step(std::size_t rank, const Instr& instr) {
     case 8: return wait_collective(rank, *std::get_if<WaitCollective>(&instr));
     case 9: return free_weight(rank, *std::get_if<Free>(&instr));
     case 10: return add(rank, *std::get_if<Add>(&instr));
-    default: return optimizer_step(rank, *std::get_if<Step>(&instr));
+    case 11: return optimizer_step(rank, *std::get_if<Step>(&instr));
+    default: return Progress::kDone;  // a batch: its transfers know
   }
 }
 
@@ -345,9 +346,26 @@ Replay::Progress Replay::inputs_of(std::size_t rank, const Op& op, std::int64_t&
         return Progress::kBlocked;
       }
       await(own.ready, own.left);
+      // Right before its backward it is part of it: a checkpointed backward starts with its gradient.
+      if (serves_next(rank, op))
+        for (const std::int32_t e : out_of_[op.stage.index()])
+          if (!await_edge(gradients_[edge_cell(static_cast<std::size_t>(e), op.microbatch, op.slice)]))
+            return Progress::kBlocked;
       return Progress::kDone;
   }
   return Progress::kDone;
+}
+
+/// Whether the op behind a recompute in its row is its own backward.
+bool Replay::serves_next(std::size_t rank, const Op& recompute) const {
+  const Row& row = program_.rows[rank];
+  for (std::size_t at = lanes_[rank].next + 1; at < row.size(); ++at) {
+    const Op* op = std::get_if<Op>(&row[at]);
+    if (op == nullptr) continue;
+    return produces_gradient(op->kind) && op->stage == recompute.stage && op->microbatch == recompute.microbatch &&
+           op->slice == recompute.slice;
+  }
+  return false;
 }
 
 void Replay::finish_op(std::size_t rank, const Op& op, std::int64_t end) {

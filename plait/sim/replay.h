@@ -29,6 +29,7 @@ struct Message {
   bool send_done = false;  ///< the lanes are past the instruction
   bool recv_done = false;
   bool sender_waits = false;
+  bool in_batch = false;
   bool is_route = false;  ///< lives in a Route, which counts its instructions
 };
 
@@ -98,8 +99,8 @@ struct Channel {
   std::int32_t waiter = kNobody;
 };
 
-/// Neighbouring Sends and Recvs of one row with one peer.
-struct Batch {
+/// What a Batch instruction posts together.
+struct PostedBatch {
   std::int32_t parent = kNobody;                     ///< union-find over the batches that swap with each other
   int missing = 0;                                   ///< at the root: instructions of the set that are not reached yet
   std::int64_t posted = 0;                           ///< at the root: when the latest was reached
@@ -150,6 +151,7 @@ class Replay {
   Progress run_op(std::size_t rank, const Op& op);
   Progress run_pair(std::size_t rank);
   Progress inputs_of(std::size_t rank, const Op& op, std::int64_t& ready, std::int64_t& left);
+  [[nodiscard]] bool serves_next(std::size_t rank, const Op& recompute) const;
   void finish_op(std::size_t rank, const Op& op, std::int64_t end);
   void account_op(std::size_t rank, const Op& op, std::int64_t start, std::int64_t end);
   Progress weights_of(std::size_t rank, const Op& op, std::int64_t& ready, std::int64_t& left);
@@ -176,8 +178,11 @@ class Replay {
   [[nodiscard]] std::int64_t buffer_bytes(const Value& value) const;
   [[nodiscard]] bool valid(const Value& value) const;
 
-  // Swaps.
+  // Batches.
   void make_batches();
+  [[nodiscard]] bool in_batch(std::size_t rank) const {
+    return !batches_.empty() && batch_at_[rank][lanes_[rank].next] != kNobody;
+  }
   std::int32_t root_of(std::int32_t batch);
   void post(std::size_t rank, Message* message, const Value& value);
 
@@ -217,8 +222,8 @@ class Replay {
   std::vector<Channel> channels_;                                          ///< [from][to], bounded only
   std::vector<std::int64_t> inner_out_, inner_in_, outer_out_, outer_in_;  ///< when each port is free again
   std::vector<CollectiveState> turns_;
-  std::vector<Batch> batches_;
-  std::vector<std::vector<std::int32_t>> batch_at_;  ///< per rank and position, swaps only
+  std::vector<PostedBatch> batches_;
+  std::vector<std::vector<std::int32_t>> batch_at_;  ///< per rank and position; empty where no batch stands or matters
   std::vector<std::int32_t> ready_;
   std::size_t ready_head_ = 0;
   std::priority_queue<std::pair<std::int64_t, std::int32_t>, std::vector<std::pair<std::int64_t, std::int32_t>>,

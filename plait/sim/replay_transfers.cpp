@@ -227,6 +227,10 @@ Replay::Progress Replay::send(std::size_t rank, const Send& send) {
     message.is_sent = true;
     message.left = lane.clock;
   }
+  if (in_batch(rank)) {
+    post(rank, &message, send.value);
+    return close(message, send.value, Role::kSend);
+  }
   switch (options_.transfers) {
     case TransferMode::kFree:
     case TransferMode::kFixed:
@@ -243,7 +247,6 @@ Replay::Progress Replay::send(std::size_t rank, const Send& send) {
       if (message.is_posted) channel.released.push_back(std::max(message.posted, message.arrived));
       break;
     }
-    case TransferMode::kSwaps: post(rank, &message, send.value); return close(message, send.value, Role::kSend);
     case TransferMode::kRendezvous:
     case TransferMode::kBlocking:
       if (!message.is_moving) {
@@ -271,6 +274,10 @@ Replay::Progress Replay::recv(std::size_t rank, const Recv& recv) {
     message.posted = lane.clock;
     hold_bytes(rank, buffer_bytes(recv.value));
   }
+  if (in_batch(rank)) {
+    post(rank, &message, recv.value);
+    return close(message, recv.value, Role::kRecv);
+  }
   switch (options_.transfers) {
     case TransferMode::kFree:
     case TransferMode::kFixed:
@@ -284,7 +291,6 @@ Replay::Progress Replay::recv(std::size_t rank, const Recv& recv) {
       }
       if (message.sender_waits) push(peer, lane.clock);
       return close(message, recv.value, Role::kRecv);
-    case TransferMode::kSwaps: post(rank, &message, recv.value); return close(message, recv.value, Role::kRecv);
     case TransferMode::kRendezvous:
     case TransferMode::kBlocking:
       if (!message.is_moving) {
@@ -309,13 +315,13 @@ Replay::Progress Replay::wait_send(std::size_t rank, const WaitSend& wait) {
     message.sender_waits = true;  // the receiver wakes this rank
     return Progress::kBlocked;
   }
-  const bool ignored = options_.transfers == TransferMode::kRendezvous || options_.transfers == TransferMode::kBlocking;
-  if (!ignored) stand_still(rank, std::max(message.posted, message.arrived));
+  const bool blocked = options_.transfers == TransferMode::kRendezvous || options_.transfers == TransferMode::kBlocking;
+  if (!blocked || message.in_batch) stand_still(rank, std::max(message.posted, message.arrived));
   lanes_[rank].bytes -= buffer_bytes(wait.value);
   return close(message, wait.value, Role::kWait);
 }
 
-// --- swaps ---
+// --- batches ---
 
 void Replay::make_batches() {
   struct End {
@@ -328,13 +334,17 @@ void Replay::make_batches() {
   for (std::size_t rank = 0; rank < num_ranks_; ++rank) {
     const Row& row = program_.rows[rank];
     batch_at_[rank].resize(row.size(), kNobody);
-    std::int32_t peer_of_last = kNobody;
+    std::size_t end = 0;  // of the latest batch
     for (std::size_t at = 0; at < row.size(); ++at) {
+      if (const Batch* batch = std::get_if<Batch>(&row[at])) {
+        batches_.push_back(PostedBatch{.parent = static_cast<std::int32_t>(batches_.size())});
+        end = at + 1 + static_cast<std::size_t>(std::max(batch->count, 0));
+      }
+      if (at >= end) continue;
       const Send* send = std::get_if<Send>(&row[at]);
       const Recv* recv = std::get_if<Recv>(&row[at]);
       const std::int32_t peer = send != nullptr ? send->peer.value() : recv != nullptr ? recv->peer.value() : kNobody;
       if (peer != kNobody) {
-        if (peer != peer_of_last) batches_.push_back(Batch{.parent = static_cast<std::int32_t>(batches_.size())});
         const auto batch = static_cast<std::int32_t>(batches_.size()) - 1;
         ++batches_.back().missing;
         batch_at_[rank][at] = batch;
@@ -348,7 +358,6 @@ void Replay::make_batches() {
         if (list.size() <= index) list.resize(index + 1);
         (send != nullptr ? list[index].send : list[index].recv) = batch;
       }
-      peer_of_last = peer;
     }
   }
   for (const auto& [key, list] : ends) {
@@ -375,8 +384,9 @@ std::int32_t Replay::root_of(std::int32_t batch) {
 
 void Replay::post(std::size_t rank, Message* message, const Value& value) {
   const std::int64_t now = lanes_[rank].clock;
-  Batch& batch = batches_[static_cast<std::size_t>(root_of(batch_at_[rank][lanes_[rank].next]))];
+  PostedBatch& batch = batches_[static_cast<std::size_t>(root_of(batch_at_[rank][lanes_[rank].next]))];
   batch.posted = std::max(batch.posted, now);
+  message->in_batch = true;
   if (message->is_sent && message->is_posted) batch.messages.emplace_back(message, value);
   if (--batch.missing > 0) return;
   std::int64_t arrived = batch.posted;

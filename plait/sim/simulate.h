@@ -19,9 +19,8 @@ enum class TransferMode : std::uint8_t {
   kBounded,     ///< as buffered, into `buffers` slots per ordered pair of ranks; a Send blocks the lane while all are
                 ///< taken; a slot is free again when its message has arrived and the matching Recv is posted
   kRendezvous,  ///< Send and Recv block the lane until matched; then the message travels while both go on
-  kBlocking,    ///< Send and Recv block the lane until the message has arrived
-  kSwaps,       ///< neighbouring Sends and Recvs of one row with one peer form a batch; a batch never blocks, but moves
-                ///< only when both sides have posted theirs, and all of it arrives at once
+                ///< (a Batch never blocks, but moves only when both sides have posted theirs, and arrives at once)
+  kBlocking,    ///< Send and Recv block the lane until the message has arrived; a Batch as under rendezvous
 };
 
 enum class Turns : std::uint8_t {

@@ -244,8 +244,7 @@ Result<std::int64_t> to_ticks(const Decimal& value, std::int64_t ticks) {
   return exact(static_cast<Int128>(value.digits) * ticks, power_of_ten(value.decimals), "a time");
 }
 
-Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times, std::int64_t ticks,
-                                 RecomputeCost recompute) {
+Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times, std::int64_t ticks) {
   if (ticks < 1)
     return make_error(ErrorCode::kInvalidArgument, "times.too_fine", "{} ticks per unit; at least 1 is needed", ticks);
   if (!times.slices.empty() && static_cast<int>(times.slices.size()) != layout.num_slices)
@@ -255,7 +254,7 @@ Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times, s
     return make_error(ErrorCode::kInvalidArgument, "times.table", "{} factors for {} stages", times.stages.size(),
                       layout.num_stages());
   const bool by_op = times.form == TimesSpec::Form::kOps;
-  if (by_op && recompute == RecomputeCost::kNoAttention)
+  if (by_op && layout.recompute == Recompute::kNoAttention)
     return make_error(ErrorCode::kInvalidArgument, "times.recompute",
                       "recompute without attention needs times by part (pre, attn, post)");
   CostModel costs = zero_costs(layout);
@@ -273,7 +272,7 @@ Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times, s
     for (std::int64_t* t : {&share.forward, &share.backward, &share.weight}) {
       PLAIT_TRY(*t, exact(static_cast<Int128>(*t) * layout.num_ranks, 1, "an op"));
     }
-    share.again = recompute == RecomputeCost::kFull ? share.forward : 0;
+    share.again = share.forward;
     denominator = layout.num_stages();
     std::fill(stages.begin(), stages.end(), share);
   } else {
@@ -304,7 +303,7 @@ Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times, s
           case PartKind::kAttn:
             stage.forward += 2 * attn;
             stage.backward += 4 * attn;
-            if (recompute == RecomputeCost::kFull) stage.again += 2 * attn;
+            if (layout.recompute != Recompute::kNoAttention) stage.again += 2 * attn;
             break;
           case PartKind::kPost:
             stage.forward += 2 * post;
@@ -326,7 +325,6 @@ Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times, s
             break;
         }
       }
-      if (recompute == RecomputeCost::kNone) stage.again = 0;
     }
   }
   for (std::size_t s = 0; s < stages.size(); ++s) {
@@ -346,12 +344,12 @@ Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times, s
       PLAIT_TRY(const std::int64_t backward, scale(stages[s].backward));
       PLAIT_TRY(const std::int64_t weight, scale(stages[s].weight));
       PLAIT_TRY(const std::int64_t again, scale(stages[s].again));
-      PLAIT_TRY(const std::int64_t both, exact(static_cast<Int128>(backward) + weight + again, 1, "a backward"));
+      PLAIT_TRY(const std::int64_t both, exact(static_cast<Int128>(backward) + weight, 1, "a backward"));
       const StageId stage{static_cast<std::int32_t>(s)};
       const SliceId slice{q};
       costs.op(OpKind::kForward, stage, slice).ticks = forward;
       costs.op(OpKind::kRecompute, stage, slice).ticks = again;
-      costs.op(OpKind::kBackwardInput, stage, slice).ticks = both - weight;
+      costs.op(OpKind::kBackwardInput, stage, slice).ticks = backward;
       costs.op(OpKind::kBackwardWeight, stage, slice).ticks = weight;
       costs.op(OpKind::kBackward, stage, slice).ticks = both;
     }
@@ -359,10 +357,15 @@ Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times, s
   return costs;
 }
 
-Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times, RecomputeCost recompute) {
+Result<std::int64_t> exact_ticks(const Layout& layout, const TimesSpec& times) {
+  // A stage takes p/S of a 1/p share, a slice 1/k of that; by part, a stage may end between norm and qkv.
   const std::int64_t chunks = layout.num_stages() / std::gcd(layout.num_stages(), layout.num_ranks);
-  PLAIT_TRY(const std::int64_t ticks, ticks_per_unit(times, std::lcm<std::int64_t>(2, chunks) * layout.num_slices));
-  return abstract_costs(layout, times, ticks, recompute);
+  return ticks_per_unit(times, std::lcm<std::int64_t>(2, chunks) * layout.num_slices);
+}
+
+Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times) {
+  PLAIT_TRY(const std::int64_t ticks, exact_ticks(layout, times));
+  return abstract_costs(layout, times, ticks);
 }
 
 }  // namespace plait

@@ -51,23 +51,20 @@ Result<std::int64_t> ticks_per_unit(const TimesSpec& times, std::int64_t parts);
 /// digits * ticks_per_unit / 10^decimals. \errors kInvalidArgument "times.overflow", "times.inexact"
 Result<std::int64_t> to_ticks(const Decimal& value, std::int64_t ticks_per_unit);
 
-enum class RecomputeCost : std::uint8_t {
-  kNone,
-  kFull,         ///< every backward also takes the forward's time
-  kNoAttention,  ///< as full, but for attention (needs times by part)
-};
+/// The coarsest ticks in which every op of the layout takes a whole number of them.
+/// \errors those of ticks_per_unit
+Result<std::int64_t> exact_ticks(const Layout& layout, const TimesSpec& times);
 
 /// Abstract costs of a layout. With times by op a stage takes p/S and a slice 1/k (or its share) of F, B, W; with times by
 /// part a stage takes the sum of its parts: `pre` (norm and qkv, half each where the cut falls between them) and `post` have
-/// B = W = F, `attn` has B = 2F and W = 0. BW = B + W. Values have no bytes.
+/// B = W = F, `attn` has B = 2F and W = 0. BW = B + W. R takes the forward again; without that of attention where the layout
+/// recomputes without attention. Values have no bytes.
 ///
 /// \errors kInvalidArgument "times.*": a time is not a whole number of ticks, or too large; "times.table": a list of the
 ///         wrong length; "times.recompute": no-attention without times by part
-Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times, std::int64_t ticks_per_unit,
-                                 RecomputeCost recompute = RecomputeCost::kNone);
+Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times, std::int64_t ticks_per_unit);
 
-/// abstract_costs with the coarsest exact ticks.
-Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times,
-                                 RecomputeCost recompute = RecomputeCost::kNone);
+/// abstract_costs with exact_ticks.
+Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times);
 
 }  // namespace plait

@@ -39,6 +39,7 @@ struct Describe {
   std::string operator()(const Pair&) const { return "pair"; }
   std::string operator()(const Idle&) const { return "idle"; }
   std::string operator()(const Turn&) const { return "turn"; }
+  std::string operator()(const Batch& x) const { return fmt::format("batch of {}", x.count); }
   std::string operator()(const Send& x) const { return transfer(layout, "SEND", x.value, End::kSender); }
   std::string operator()(const Recv& x) const { return transfer(layout, "RECV", x.value, End::kReceiver); }
   std::string operator()(const WaitSend& x) const { return transfer(layout, "WAIT_SEND", x.value, End::kSender); }

@@ -76,6 +76,18 @@ TEST(MakeLayout, GivesAChainAndOneGroupPerStage) {
   EXPECT_THAT(layout->edges_out_of(StageId{0}), ElementsAre(EdgeId{0}));
 }
 
+TEST(MakeLayout, AttentionAloneNeedsNoHome) {
+  const LayoutSpec spec{.num_ranks = 2,
+                        .num_layers = 1,
+                        .stages = {PartRange{0, 3}, PartRange{3, 4}, PartRange{4, 6}},
+                        .homes = {{RankId{0}}, {}, {RankId{1}}}};
+  const auto layout = make_layout(spec);
+  ASSERT_TRUE(layout) << layout.error().message;
+  EXPECT_TRUE(layout->stages[1].homes.empty());
+  EXPECT_TRUE(layout->stages[1].groups.empty());
+  EXPECT_EQ(layout->groups.size(), 2U);
+}
+
 TEST(MakeLayout, SharesATiedTableBetweenBothEnds) {
   LayoutSpec spec = two_stages();
   spec.tying = HeadTying::kTied;

@@ -60,6 +60,7 @@ struct Print {
   std::string operator()(const Pair&) const { return "pair"; }
   std::string operator()(const Idle&) const { return ""; }
   std::string operator()(const Turn&) const { return "turn"; }
+  std::string operator()(const Batch& batch) const { return fmt::format("batch({})", batch.count); }
   std::string operator()(const Send& send) const { return value(send.value, true); }
   std::string operator()(const Recv& recv) const { return value(recv.value, false); }
   std::string operator()(const WaitSend& wait) const { return "wait:" + value(wait.value, true); }

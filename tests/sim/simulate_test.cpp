@@ -124,12 +124,12 @@ TEST(TransferModes, SwapsMoveTogether) {
   const auto act = [](int m) { return Value::activation(EdgeId{0}, MicrobatchId{m}, {}); };
   Program program{.layout = std::move(layout), .rows = {}};
   // Rank 0 runs stage 0 of micro-batch 0 and stage 1 of micro-batch 1; rank 1 the other halves.
-  program.rows = {{op(OpKind::kForward, 0, 0), Send{act(0), RankId{1}}, Recv{act(1), RankId{1}},
+  program.rows = {{op(OpKind::kForward, 0, 0), Batch{2}, Send{act(0), RankId{1}}, Recv{act(1), RankId{1}},
                    op(OpKind::kForward, 1, 1), WaitSend{act(0), RankId{1}}},
-                  {op(OpKind::kForward, 0, 1), Send{act(1), RankId{0}}, Recv{act(0), RankId{0}},
+                  {op(OpKind::kForward, 0, 1), Batch{2}, Send{act(1), RankId{0}}, Recv{act(0), RankId{0}},
                    op(OpKind::kForward, 1, 0), WaitSend{act(1), RankId{0}}}};
   CostModel costs = costs_of(program.layout, 1, 10, 100);
-  const SimResult even = timed(program, costs, {.transfers = TransferMode::kSwaps});
+  const SimResult even = timed(program, costs, {.transfers = TransferMode::kRendezvous});
   EXPECT_THAT(op_times(program, even, 0), ElementsAre(InstrTime{0, 1}, InstrTime{101, 111}));
   EXPECT_THAT(op_times(program, even, 1), ElementsAre(InstrTime{0, 1}, InstrTime{101, 111}));
   program.rows[1].insert(program.rows[1].begin(), Idle{});
@@ -144,7 +144,7 @@ TEST(TransferModes, SwapsMoveTogether) {
                      .value();
   program.layout = std::move(three);
   program.rows[1].insert(program.rows[1].begin(), {op(OpKind::kForward, 0, 2), op(OpKind::kForward, 1, 2)});
-  const SimResult late = timed(program, costs_of(program.layout), {.transfers = TransferMode::kSwaps});
+  const SimResult late = timed(program, costs_of(program.layout), {.transfers = TransferMode::kRendezvous});
   EXPECT_THAT(op_times(program, late, 0), ElementsAre(InstrTime{0, 1}, InstrTime{112, 122}));
   EXPECT_THAT(op_times(program, late, 1),
               ElementsAre(InstrTime{0, 1}, InstrTime{1, 11}, InstrTime{11, 12}, InstrTime{112, 122}));

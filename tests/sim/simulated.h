@@ -42,7 +42,7 @@ inline Simulated simulate_schedule(const std::string& name, ScheduleShape shape,
   TimesSpec times = parse_times(times_text).value();
   times.latency = parse_decimal(latency).value();
   const std::int64_t chunks = shape.chunks.value_or(1);
-  const std::int64_t ticks = ticks_per_unit(times, 2 * chunks * shape.slices.value_or(1)).value();
+  std::int64_t ticks = ticks_per_unit(times, 2 * chunks * shape.slices.value_or(1)).value();
   if (times.form == TimesSpec::Form::kOps) {
     shape.times = OpTimes{.forward = to_ticks(times.forward, ticks).value(),
                           .backward = to_ticks(times.backward, ticks).value(),
@@ -53,6 +53,7 @@ inline Simulated simulate_schedule(const std::string& name, ScheduleShape shape,
   if (!schedule) throw std::runtime_error(schedule.error().message);
   auto program = lower(*schedule);
   if (!program) throw std::runtime_error(program.error().message);
+  ticks = exact_ticks(program->layout, times).value();
   auto costs = abstract_costs(program->layout, times, ticks);
   if (!costs) throw std::runtime_error(costs.error().message);
   auto result = simulate(*program, *costs, options);

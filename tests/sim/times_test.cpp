@@ -82,8 +82,7 @@ TEST(AbstractCosts, ShareOfTheModel) {
   EXPECT_EQ(costs.op(OpKind::kBackwardInput, stage, SliceId{1}).ticks, 24);
   EXPECT_EQ(costs.op(OpKind::kBackwardWeight, stage, SliceId{1}).ticks, 16);
   EXPECT_EQ(costs.op(OpKind::kBackward, stage, SliceId{1}).ticks, 40);
-  const CostModel again = abstract_costs(layout, parse_times("F=1,B=1.2,W=0.8").value(), RecomputeCost::kFull).value();
-  EXPECT_EQ(again.op(OpKind::kBackward, stage, SliceId{1}).ticks, 60);
+  EXPECT_EQ(costs.op(OpKind::kRecompute, stage, SliceId{1}).ticks, 20);
 }
 
 TEST(AbstractCosts, PartsOfEachStage) {
@@ -97,16 +96,19 @@ TEST(AbstractCosts, PartsOfEachStage) {
   EXPECT_EQ(unit(OpKind::kBackwardInput), 2 * 9);
   EXPECT_EQ(unit(OpKind::kBackwardWeight), 2 * 1);
   EXPECT_EQ(unit(OpKind::kBackward), 2 * 10);
-  const CostModel kept = abstract_costs(layout, times, RecomputeCost::kNoAttention).value();
-  EXPECT_EQ(kept.op(OpKind::kBackward, {}, {}).ticks,
-            costs.op(OpKind::kBackward, {}, {}).ticks + 2 * costs.ticks_per_unit);
+  EXPECT_EQ(unit(OpKind::kRecompute), 2 * 5);
+  Layout kept = layout;
+  kept.recompute = Recompute::kNoAttention;
+  EXPECT_EQ(abstract_costs(kept, times).value().op(OpKind::kRecompute, {}, {}).ticks, 2 * costs.ticks_per_unit);
 }
 
 TEST(AbstractCosts, RefuseWhatDoesNotFit) {
-  const Layout layout = chain(2, 6, 1, 6);
+  Layout layout = chain(2, 6, 1, 6);
   TimesSpec times = parse_times("F=1,B=1,W=1").value();
   EXPECT_EQ(abstract_costs(layout, times, 1).error().rule, "times.inexact");
-  EXPECT_EQ(abstract_costs(layout, times, RecomputeCost::kNoAttention).error().rule, "times.recompute");
+  layout.recompute = Recompute::kNoAttention;
+  EXPECT_EQ(abstract_costs(layout, times).error().rule, "times.recompute");
+  layout.recompute = Recompute::kNone;
   times.slices = {Decimal{.digits = 1}, Decimal{.digits = 1}};
   EXPECT_EQ(abstract_costs(layout, times).error().rule, "times.table");
   EXPECT_EQ(abstract_costs(layout, parse_times("F=999999999999999999,B=1,W=1").value()).error().rule, "times.overflow");

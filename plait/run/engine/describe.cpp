@@ -10,6 +10,7 @@ struct Words {
   std::string operator()(const Pair&) const { return "pair"; }
   std::string operator()(const Idle&) const { return "idle"; }
   std::string operator()(const Turn&) const { return "turn"; }
+  std::string operator()(const Batch& batch) const { return fmt::format("batch of {}", batch.count); }
   std::string operator()(const Send& send) const {
     return fmt::format("send of the {} to rank {}", describe(send.value), send.peer.value());
   }
