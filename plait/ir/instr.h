@@ -78,7 +78,9 @@ std::string_view to_string(CollectiveKind kind);
 ///   all_gather weight       the whole weight is on every member until it is freed
 ///   broadcast weight        the root's weight is on every member
 ///   all_reduce weight_grad  the sum of the members' partial gradients is on every member
-///   reduce(_scatter) weight_grad  the sum is on the root (each member's shard of it on the member)
+///   reduce weight_grad      the sum of the members' partial gradients is the root's partial, the others have none left
+///   reduce_scatter weight_grad  each member's shard of the sum is added to what the member has of that shard
+///   A gradient may be reduced again once more was added, and the last reduction is waited for.
 ///   all_reduce norm         the global square sum is on every member
 struct Collective {
   CollectiveKind kind = CollectiveKind::kAllReduce;
@@ -95,7 +97,9 @@ struct WaitCollective {
   friend bool operator==(const WaitCollective&, const WaitCollective&) = default;
 };
 
-/// Drops this rank's copy of a gathered or broadcast weight.
+/// Drops this rank's oldest copy of a gathered, broadcast or received weight. A rank may hold several copies of one
+/// weight, and a home some beside its own. They are alike: the oldest is read, sent and freed first; a home reads and
+/// sends its own.
 struct Free {
   Value value;
   friend bool operator==(const Free&, const Free&) = default;

@@ -161,7 +161,7 @@ class Replay {
         sum_of_run_[action.id] += partial;
         partial = 0;
         return;
-      case GradAction::Kind::kResult: partial = sum_of_run_[action.id]; return;
+      case GradAction::Kind::kResult: partial += sum_of_run_[action.id]; return;
       case GradAction::Kind::kStep: check_sum(action, partial, rank, position); return;
     }
   }

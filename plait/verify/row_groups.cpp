@@ -33,7 +33,7 @@ void RowTracer::enter_gather(const Collective& collective, RunId run) {
         return fmt::format("the root does not hold the weights of group {}; name a root that does", param.name);
       });
     else
-      await_weight(id, state);
+      await_weight(state);
   } else if (collective.kind == CollectiveKind::kAllGather &&
              (param.residency != Residency::kSharded || members != param.homes)) {
     weight_fault(Rule::kGatherMembers, id, state, [&] {
@@ -48,9 +48,8 @@ void RowTracer::enter_gather(const Collective& collective, RunId run) {
       return fmt::format("the weights of group {} are here already; free them first, or remove this", param.name);
     });
   } else {
-    state.copy = true;
-    state.copied_at = static_cast<std::uint32_t>(at_);
-    state.gathering = quiet(space_.weight(id)) ? kNoRun : run;
+    state.copies.push_back(
+        WeightCopy{.gathering = quiet(space_.weight(id)) ? kNoRun : run, .position = static_cast<std::uint32_t>(at_)});
   }
   if (run != kNoRun) emit(EventKind::kEnter, run);
 }
@@ -70,9 +69,19 @@ void RowTracer::enter_reduction(const Collective& collective, RunId run) {
       return fmt::format("the gradient of group {} is reduced at position {} already; remove one", param.name,
                          state.reduced_at);
     });
-  } else if (!state.received.empty()) {
+  } else if (!state.waited) {
+    gradient_fault(Rule::kGradientUnderWay, id, state, [&] {
+      return fmt::format("the reduction of group {} at position {} is still under way; wait for it first", param.name,
+                         state.reduced_at);
+    });
+  } else if (!state.received.empty() && collective.kind == CollectiveKind::kAllReduce) {
     gradient_fault(Rule::kMissingAdd, id, state, [&] {
       return fmt::format("a received partial gradient of group {} is not added yet; add it first", param.name);
+    });
+  } else if (!state.holds && state.reductions > 0) {
+    gradient_fault(Rule::kReduceTwice, id, state, [&] {
+      return fmt::format("nothing was added to the gradient of group {} since its reduction at position {}; remove one",
+                         param.name, state.reduced_at);
     });
   } else if (!home && !state.holds) {
     gradient_fault(Rule::kForeignContribution, id, state, [&] {
@@ -81,9 +90,11 @@ void RowTracer::enter_reduction(const Collective& collective, RunId run) {
     });
   }
   if (norm_ != Norm::kNone) norm_is_late(id, state);
-  if (!state.reduced) {
-    state.reduced = true;
+  if (!state.reduced && state.waited) {
+    // An all-reduced sum is on all members and so final; a reduced one is on one of them and goes on as its partial.
+    state.reduced = collective.kind == CollectiveKind::kAllReduce;
     state.waited = false;
+    ++state.reductions;
     state.reduced_at = static_cast<std::uint32_t>(at_);
     state.reduction = collective.kind;
     state.run = run;
@@ -158,13 +169,13 @@ void RowTracer::run(const WaitCollective& wait) {
   GroupState& state = group(id);
   if (wait.value.kind() == ValueKind::kWeight) {
     const bool gathers = wait.kind == CollectiveKind::kAllGather || wait.kind == CollectiveKind::kBroadcast;
-    if (gathers && state.copy)
-      await_weight(id, state);
+    if (gathers && !state.copies.empty())
+      wait_for_copy(state.copies.front());
     else if (!(gathers && state.base == GroupState::Base::kHome) && !state.weight_fault)
       state.weight_fault = stray(space_.weight(id));
     return;
   }
-  if (!state.reduced || state.waited || state.reduction != wait.kind) {
+  if (state.waited || state.reduction != wait.kind) {
     if (!state.gradient_fault && stray(space_.weight_grad(id))) {
       state.gradient_fault = true;
       faulty_gradients_.push_back(space_.weight_grad(id));
@@ -172,6 +183,7 @@ void RowTracer::run(const WaitCollective& wait) {
     return;
   }
   state.waited = true;
+  if (state.keeps_sum && state.reduction != CollectiveKind::kReduceScatter) state.holds = true;
   if (norm_ != Norm::kNone) norm_is_late(id, state);
   if (state.run == kNoRun) return;
   emit(EventKind::kAwaitRun, state.run);
@@ -181,7 +193,7 @@ void RowTracer::run(const WaitCollective& wait) {
 void RowTracer::run(const Free& free) {
   const GroupId id = free.value.group();
   GroupState& state = group(id);
-  if (!state.copy) {
+  if (state.copies.empty()) {
     if (state.base == GroupState::Base::kHome)
       weight_fault(Rule::kFreeOfHome, id, state, [&] {
         return fmt::format("this rank is a home of group {}; only copies are freed", param_group(id).name);
@@ -197,8 +209,8 @@ void RowTracer::run(const Free& free) {
     weight_fault(Rule::kFreedBeforeSent, id, state, [&] {
       return fmt::format("a send of the weights of group {} is under way; wait for it first", param_group(id).name);
     });
-  await_weight(id, state);
-  state.copy = false;
+  wait_for_copy(state.copies.front());
+  state.copies.erase(state.copies.begin());
 }
 
 void RowTracer::run(const Add& add) {
@@ -220,6 +232,12 @@ void RowTracer::run(const Add& add) {
     gradient_fault(Rule::kReduceBeforeBackward, add.group, state, [&] {
       return fmt::format("adds to the gradient of group {} behind its reduction at position {}; add first",
                          param_group(add.group).name, state.reduced_at);
+    });
+  else if (!state.waited)
+    gradient_fault(Rule::kGradientUnderWay, add.group, state, [&] {
+      return fmt::format(
+          "adds to the gradient of group {} while its reduction at position {} is under way; wait for it first",
+          param_group(add.group).name, state.reduced_at);
     });
   const MessageId message = state.received.front();
   state.received.erase(state.received.begin());
@@ -252,17 +270,19 @@ void RowTracer::run(const Step& step) {
     gradient_fault(Rule::kMissingAdd, id, state, [&] {
       return fmt::format("a received partial gradient of group {} is not added; add it before the step", param.name);
     });
-  else if (state.reduced && !state.waited)
+  else if (!state.waited)
     gradient_fault(Rule::kMissingWaitCollective, id, state, [&] {
       return fmt::format("the reduction at position {} is not waited for; add its wait before the step",
                          state.reduced_at);
     });
-  else if (!state.reduced && param.residency == Residency::kSharded)
+  else if (state.reductions == 0 && param.residency == Residency::kSharded)
     gradient_fault(Rule::kMissingReduce, id, state, [&] {
       return fmt::format(
           "the gradient of the sharded group {} is never reduced; reduce it over its homes before the step",
           param.name);
     });
+  else if (state.own > 0 && state.reductions > 0 && param.residency == Residency::kSharded)
+    reduced_too_early(id, state);
   if (norm_ == Norm::kEntered && !norm_fault_ && !quiet(space_.norm())) {
     norm_fault_ = true;
     report_.at(Rule::kStepBeforeNorm, rank_, at_, [&] {
@@ -272,22 +292,47 @@ void RowTracer::run(const Step& step) {
   grad_action(GradAction::Kind::kStep, id, state, 0);
 }
 
-void RowTracer::await_weight(GroupId, GroupState& state) {
-  if (state.arriving != kNoMessage) {
-    emit(EventKind::kAwaitArrival, state.arriving);
-    state.arriving = kNoMessage;
-  } else if (state.gathering != kNoRun) {
-    emit(EventKind::kAwaitRun, state.gathering);
-    state.gathering = kNoRun;
+/// Contributions lie behind the last reduction where a reduction is the only way to the homes.
+void RowTracer::reduced_too_early(GroupId id, GroupState& state) {
+  gradient_fault(Rule::kReduceBeforeBackward, id, state, [&] {
+    return fmt::format(
+        "{} contributions to the gradient of group {} stand behind its last reduction at position {}; reduce behind "
+        "the "
+        "last backward",
+        state.own, param_group(id).name, state.reduced_at);
+  });
+}
+
+void RowTracer::await_weight(GroupState& state) {
+  // A home reads its own, whatever copies pass by.
+  if (state.base != GroupState::Base::kHome && !state.copies.empty()) wait_for_copy(state.copies.front());
+}
+
+void RowTracer::wait_for_copy(WeightCopy& copy) {
+  if (copy.arriving != kNoMessage) {
+    emit(EventKind::kAwaitArrival, copy.arriving);
+    copy.arriving = kNoMessage;
+  } else if (copy.gathering != kNoRun) {
+    emit(EventKind::kAwaitRun, copy.gathering);
+    copy.gathering = kNoRun;
   }
 }
 
 void RowTracer::grad_action(GradAction::Kind kind, GroupId id, GroupState& state, std::uint32_t target) {
-  if (state.slot == UINT32_MAX) state.slot = trace_.num_slots++;
+  // Scattered sums collect in the shard; what the rank adds meanwhile is a new partial of the whole.
+  const bool of_shard = param_group(id).residency == Residency::kSharded && state.reductions > 0 &&
+                        state.reduction == CollectiveKind::kReduceScatter &&
+                        (kind == GradAction::Kind::kStep || kind == GradAction::Kind::kResult);
+  std::uint32_t& slot = of_shard ? state.shard_slot : state.slot;
+  if (slot == UINT32_MAX) slot = trace_.num_slots++;
   emit(EventKind::kGrad, static_cast<std::uint32_t>(trace_.grads.size()));
-  trace_.grads.push_back(GradAction{
-      .kind = kind, .reduced = state.reduced, .group = id, .slot = state.slot, .own = state.own, .id = target});
-  state.own = 0;
+  trace_.grads.push_back(GradAction{.kind = kind,
+                                    .reduced = state.reductions > 0,
+                                    .group = id,
+                                    .slot = slot,
+                                    .own = of_shard ? 0 : state.own,
+                                    .id = target});
+  if (!of_shard) state.own = 0;
 }
 
 }  // namespace plait::verifying

@@ -1,6 +1,8 @@
 #include "plait/verify/notation.h"
 #include "plait/verify/row_tracer.h"
 
+#include <algorithm>
+
 namespace plait::verifying {
 
 void RowTracer::run(const Op& op) {
@@ -73,6 +75,15 @@ void RowTracer::need_weights(const Op& op) {
             param_group(id).name, state.stepped_at);
       });
     } else if (!state.weight_ready()) [[unlikely]] {
+      const std::string others = copies_here();
+      if (!others.empty() && state.base == GroupState::Base::kNone) {
+        weight_fault(Rule::kWrongWeights, id, state, [&] {
+          return fmt::format(
+              "{}expected the weights of group {}, found copies of {}; correct the route that brings them", turn_here(),
+              param_group(id).name, others);
+        });
+        continue;
+      }
       weight_fault(Rule::kWeightsNotHere, id, state, [&] {
         std::string homes;
         for (const RankId home : param_group(id).homes)
@@ -84,10 +95,27 @@ void RowTracer::need_weights(const Op& op) {
                    : fmt::format("the weights of group {} are on rank {}; move the op there, or bring the weights here",
                                  param_group(id).name, homes);
       });
-    } else if (state.copy) {
-      await_weight(id, state);
+    } else {
+      await_weight(state);
     }
   }
+}
+
+/// Groups that a copy of lies here, by name.
+std::string RowTracer::copies_here() const {
+  std::string names;
+  for (const GroupId id : touched_)
+    if (!groups_[id.index()].copies.empty())
+      names += fmt::format("{}{}", names.empty() ? "" : ", ", param_group(id).name);
+  return names;
+}
+
+/// "turn 4: " where the row has turns.
+std::string RowTracer::turn_here() const {
+  const Row& row = rows_[rank_];
+  const auto is_turn = [](const Instr& instr) { return std::holds_alternative<Turn>(instr); };
+  if (std::none_of(row.begin(), row.end(), is_turn)) return "";
+  return fmt::format("turn {}: ", std::count_if(row.begin(), row.begin() + static_cast<std::ptrdiff_t>(at_), is_turn));
 }
 
 void RowTracer::contribute(const Op& op) {
@@ -102,6 +130,12 @@ void RowTracer::contribute(const Op& op) {
       gradient_fault(Rule::kReduceBeforeBackward, id, state, [&] {
         return fmt::format(
             "adds to the gradient of group {} behind its reduction at position {}; reduce after the last backward",
+            param_group(id).name, state.reduced_at);
+      });
+    else if (!state.waited) [[unlikely]]
+      gradient_fault(Rule::kGradientUnderWay, id, state, [&] {
+        return fmt::format(
+            "adds to the gradient of group {} while its reduction at position {} is under way; wait for it first",
             param_group(id).name, state.reduced_at);
       });
     if (norm_ != Norm::kNone) [[unlikely]]

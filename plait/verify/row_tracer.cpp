@@ -172,8 +172,8 @@ void RowTracer::report_unwaited_sends() {
 void RowTracer::end_group(GroupId id, GroupState& state) {
   const ParamGroup& param = param_group(id);
   const bool home = state.base != GroupState::Base::kNone;
-  if (state.copy && !state.weight_fault && !quiet(space_.weight(id)))
-    report_.at(Rule::kLeakedWeight, rank_, state.copied_at, [&] {
+  if (!state.copies.empty() && !state.weight_fault && !quiet(space_.weight(id)))
+    report_.at(Rule::kLeakedWeight, rank_, state.copies.front().position, [&] {
       return fmt::format("the copy of group {} is never freed; free it behind its last reader", param.name);
     });
   if (!space_.trains() || state.gradient_fault || quiet(space_.weight_grad(id))) return;
@@ -188,10 +188,15 @@ void RowTracer::end_group(GroupId id, GroupState& state) {
           "a received partial gradient of group {} is never added; add it before it is reduced, sent or stepped",
           param.name);
     });
-  } else if (state.reduced && !state.waited) {
+  } else if (!state.waited) {
     fault(Rule::kMissingWaitCollective, [] { return std::string("is never waited for; add one wait behind it"); });
-  } else if (state.reduced && state.keeps_sum && !home) {
-    fault(Rule::kLeakedGradient, [&] {
+  } else if (state.holds && state.reductions > 0 && !home) {
+    fault(state.own > 0 ? Rule::kReduceBeforeBackward : Rule::kLeakedGradient, [&] {
+      if (state.own > 0)
+        return fmt::format(
+            "contributions to the gradient of group {} stand behind its last reduction; reduce behind the "
+            "last backward",
+            param.name);
       return fmt::format("the sum of group {} ends on a rank that is no home of it; reduce to the homes only",
                          param.name);
     });

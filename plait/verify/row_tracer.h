@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -40,6 +41,8 @@ class RowTracer {
   void backward(const Op& op);
   void need_weights(const Op& op);
   void contribute(const Op& op);
+  [[nodiscard]] std::string copies_here() const;
+  [[nodiscard]] std::string turn_here() const;
   void read(Cell cell) {
     std::uint32_t& state = held_[cell];
     if (state == kHeld) {
@@ -93,7 +96,9 @@ class RowTracer {
   void enter_gather(const Collective& collective, RunId run);
   void enter_reduction(const Collective& collective, RunId run);
   void enter_norm(const Collective& collective);
-  void await_weight(GroupId id, GroupState& state);
+  void reduced_too_early(GroupId id, GroupState& state);
+  void await_weight(GroupState& state);
+  void wait_for_copy(WeightCopy& copy);
   void grad_action(GradAction::Kind kind, GroupId id, GroupState& state, std::uint32_t target);
   void norm_is_late(GroupId id, const GroupState& state);
 

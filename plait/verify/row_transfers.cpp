@@ -41,17 +41,9 @@ void RowTracer::run(const Recv& recv) {
   const bool met = message != kNoMessage;
   if (met) emit(EventKind::kPost, message);
   if (recv.value.kind() == ValueKind::kWeight) {
-    GroupState& state = group(recv.value.group());
-    if (state.weight_ready()) {
-      weight_fault(Rule::kHeldTwice, recv.value.group(), state, [&] {
-        return fmt::format("receives the weights of group {}, which are here already; remove it",
-                           param_group(recv.value.group()).name);
-      });
-      return;
-    }
-    state.copy = true;
-    state.copied_at = static_cast<std::uint32_t>(at_);
-    state.arriving = met ? message : kNoMessage;
+    group(recv.value.group())
+        .copies.push_back(
+            WeightCopy{.arriving = met ? message : kNoMessage, .position = static_cast<std::uint32_t>(at_)});
     return;
   }
   if (recv.value.kind() == ValueKind::kWeightGrad) {
@@ -157,7 +149,7 @@ void RowTracer::send_weight(const Send& send) {
       return fmt::format("the weights of group {} are not here; send them where they are", param_group(id).name);
     });
   else
-    await_weight(id, state);
+    await_weight(state);
 }
 
 void RowTracer::send_gradient(const Send& send, MessageId message) {
@@ -189,6 +181,14 @@ void RowTracer::send_gradient(const Send& send, MessageId message) {
     gradient_fault(Rule::kSendNotHeld, id, state, [&] {
       return fmt::format("this rank holds no gradient of group {}; send it behind the backwards that make it",
                          param_group(id).name);
+    });
+    return;
+  }
+  if (!state.waited) {
+    gradient_fault(Rule::kGradientUnderWay, id, state, [&] {
+      return fmt::format(
+          "sends the gradient of group {} while its reduction at position {} is under way; wait for it first",
+          param_group(id).name, state.reduced_at);
     });
     return;
   }

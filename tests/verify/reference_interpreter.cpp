@@ -25,6 +25,8 @@ struct Rank {
   std::map<std::pair<Value, int>, std::deque<Ticket>> sends;   // not waited for
   std::map<int, std::size_t> entries;                          // by rank set
   std::map<GroupId, Symbol> home;                              // weight, or shard of it
+  std::map<Value, int> copies;                                 // of a weight that came, beside the home's own
+  std::map<GroupId, Bag> shards;                               // scattered sums
 };
 Symbol total(const auto& parts) {
   Symbol h = 1469598103934665603u;
@@ -72,15 +74,23 @@ class Interpreter {
     return runs_[key];
   }
   Bag& read(Value v) {  // waits for what brings the value; does not consume
-    const bool gathered = v.kind() == ValueKind::kWeight && r().running.contains(v);
-    if (gathered) r().held[v] = complete(r().running[v].second).bag, r().running.erase(v);
+    const bool weight = v.kind() == ValueKind::kWeight;
+    const bool gathered = weight && r().running.contains(v);
+    if (gathered) r().held[v] = complete(r().running[v].second).bag, r().running.erase(v), ++r().copies[v];
     const bool received = v.kind() != ValueKind::kWeightGrad && r().coming.contains(v);
-    if (received) r().held[v] = arrived(r().coming[v].front()), r().coming.erase(v);
+    if (received && !(weight && r().held.contains(v))) take_copy(v);
     demand(r().held.contains(v), "reads what is not here");
     return r().held[v];
   }
+  void take_copy(Value v) {  // the oldest one that is coming
+    auto& tickets = r().coming[v];
+    r().held[v] = arrived(tickets.front());
+    if (v.kind() == ValueKind::kWeight) ++r().copies[v];
+    if (tickets.pop_front(), tickets.empty()) r().coming.erase(v);
+  }
   Bag& whole_gradient(GroupId g) {
     demand(r().home.contains(g) && !r().coming.contains(Value::weight_grad(g)), "a gradient that is not whole");
+    if (r().shards.contains(g)) return r().shards[g];
     return read(Value::weight_grad(g));
   }
   bool absent(Value v) { return !r().held.contains(v) && !r().coming.contains(v); }
@@ -129,7 +139,7 @@ class Interpreter {
   }
   void step(const Recv& x) {
     const Lane lane{x.peer.value(), me_, x.value.kind()};
-    demand(x.value.kind() == ValueKind::kWeightGrad || absent(x.value), "receives over a value");
+    demand(x.value.is_group() || absent(x.value), "receives over a value");
     r().coming[x.value].emplace_back(lane, channels_[lane].posted++);
   }
   void step(const WaitSend& x) {
@@ -151,7 +161,8 @@ class Interpreter {
       for (const auto& [g, symbol] : r().home) run.bag.insert(mix({total(whole_gradient(g)), g.index()}));
     if (x.value.kind() == ValueKind::kWeightGrad) r().held.erase(x.value);
     if (!weight || !gives || gathers) {
-      demand(absent(x.value), "has it already");
+      const bool goes_on = x.kind == CollectiveKind::kReduce || x.kind == CollectiveKind::kReduceScatter;
+      demand(goes_on || absent(x.value), "has it already");
       demand(r().running.emplace(x.value, std::pair(x.kind, key)).second, "enters it twice");
     }
     run.what = x, run.entered.insert(me_), ++r().entries[x.ranks.value()];
@@ -161,13 +172,22 @@ class Interpreter {
     const auto found = r().running.find(x.value);
     demand(found != r().running.end() && found->second.first == x.kind, "waits for no collective");
     const Run& run = complete(found->second.second);
-    if (x.kind != CollectiveKind::kReduce || run.what->root.value() == me_) r().held[x.value] = run.bag;
+    const bool keeps = x.kind != CollectiveKind::kReduce || run.what->root.value() == me_;
+    if (x.kind == CollectiveKind::kReduceScatter && !resident(x.value.group()))
+      r().shards[x.value.group()].merge(Bag(run.bag));
+    else if (keeps) r().held[x.value] = run.bag;
     r().running.erase(found);
   }
-  void step(const Free& x) { read(x.value), r().held.erase(x.value); }
+  void step(const Free& x) {
+    const bool own = r().home.contains(x.value.group()) && resident(x.value.group());
+    if (!own) read(x.value);
+    else if (r().copies[x.value] == 0 && r().coming.contains(x.value)) take_copy(x.value);
+    demand(r().copies[x.value] > 0, "frees no copy");
+    if (--r().copies[x.value] == 0 && !own) r().held.erase(x.value);
+  }
   void step(const Add& x) {
     const auto partials = r().coming.find(Value::weight_grad(x.group));
-    demand(partials != r().coming.end(), "adds nothing");
+    demand(partials != r().coming.end() && !r().running.contains(partials->first), "adds nothing, or under way");
     r().held[partials->first].merge(Bag(arrived(partials->second.front())));
     if (partials->second.pop_front(), partials->second.empty()) r().coming.erase(partials);
   }
@@ -176,6 +196,7 @@ class Interpreter {
     Symbol& weight = r().home[x.group];
     weight = mix({weight, total(whole_gradient(x.group)), total(r().held[Value::norm()])});
     r().held.erase(Value::weight_grad(x.group));
+    r().shards.erase(x.group);
     if (resident(x.group)) r().held[Value::weight(x.group)] = {weight};
   }
   void finish() {
@@ -185,6 +206,7 @@ class Interpreter {
       leak(resident(g) && r().held.erase(Value::weight(g)) == 0, "lost weight");
     }
     r().held.erase(Value::norm());
+    for (const auto& [value, count] : r().copies) leak(count > 0, "copy");
     leak(!r().held.empty() || !r().coming.empty() || !r().running.empty(), "value");
     for (const auto& [value, sends] : r().sends) leak(!sends.empty(), "send");
   }
