@@ -187,7 +187,7 @@ class SendBudget {
     return exits_[places.reader][places.recv] >= static_cast<std::int64_t>(at_);
   }
 
-  /// For the first `count` instructions of `rank`: the last Send of the rank that is worked on that precedes each.
+  /// For the first `count` instructions of `rank`: the last Send or Recv of the rank that is worked on that precedes each.
   void trace_exits(std::size_t rank, std::size_t count) {
     constexpr std::int64_t kNone = -1;
     std::vector<std::pair<std::size_t, std::size_t>> to_trace{{rank, count}};
@@ -206,7 +206,7 @@ class SendBudget {
         before = {places.sender, places.send};
       } else if (const WaitSend* wait = std::get_if<WaitSend>(&instr)) {
         const Places& places = places_[index_(wait->value)];
-        if (places.reader != rank_) before = {places.reader, places.recv};
+        before = {places.reader, places.recv};
       }
       if (before && before->first == rank_) {
         exit = std::max(exit, static_cast<std::int64_t>(before->second));

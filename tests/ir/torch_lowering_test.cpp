@@ -97,6 +97,25 @@ TEST(TorchLowering, RefusesOptionsThatPyTorchRefuses) {
   EXPECT_EQ(message("0F0,0B0\n", {.max_outstanding_sends = 0}), "lowered");
 }
 
+/// Found by comparison with torch 2.15: there each pending receive of rank 3 can only be posted behind a wait of another
+/// rank that itself follows a later receive of rank 3.
+TEST(TorchLowering, RefusesASendBudgetThatADistantWaitForbids) {
+  const auto program = lower_as_torch(
+      schedule_of("0F4,0F5,0F2,0F0,0F3,0F1,4F1,4F2,4F0,4F5,4F3,8F2,4F4,8F5,8F1,8F0,8F3,8F4,8B2,8B1,8B5,4B2,8B0,4B1,8B3,"
+                  "0B1,0B2,4B0,4B5,0B5,4B3,0B0,8B4,0B3,4B4,0B4\n"
+                  "1F4,1F2,1F3,1F0,1F5,1F1,5F0,5F1,5F2,5F5,9F2,5F4,9F5,5F3,9F1,9F3,9F0,9B2,9F4,9B1,5B2,9B5,9B0,5B1,9B3,"
+                  "1B2,1B1,5B5,5B0,1B5,1B0,9B4,5B3,1B3,5B4,1B4\n"
+                  "2F3,2F0,2F2,2F1,2F5,2F4,6F2,6F0,6F1,6F5,6F4,10F2,10F5,6F3,10F1,10B5,10F3,10F0,10B2,10B1,6B2,10B0,"
+                  "10F4,10B3,6B1,6B5,2B2,2B1,6B0,10B4,6B3,2B5,2B0,2B3,6B4,2B4\n"
+                  "3F0,3F1,3F3,3F2,3F5,7F2,3F4,7F0,7F1,7F5,11F5,11B5,7F3,7F4,11F2,11B2,11F1,11F3,11F0,7B2,11B3,11B1,"
+                  "11B0,7B1,7B5,3B2,3B1,7B3,7B0,11F4,11B4,3B0,3B5,3B3,7B4,3B4\n"),
+      {.defer_recv = true, .max_outstanding_sends = 3});
+  ASSERT_FALSE(program);
+  EXPECT_EQ(program.error().message,
+            "rank 3: --max-outstanding-sends 3 cannot be kept before 7SEND_B0 (pending and not to be waited for here: "
+            "3SEND_B2, 3SEND_B1, 7SEND_B3); raise it, or change the schedule");
+}
+
 TEST(TorchLowering, ParsesLookahead) {
   EXPECT_EQ(*parse_unshard_lookahead("full"), UnshardLookahead{UnshardLookahead::Full{}});
   EXPECT_EQ(*parse_unshard_lookahead("auto"), UnshardLookahead{UnshardLookahead::Auto{}});
