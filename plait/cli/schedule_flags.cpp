@@ -27,6 +27,7 @@ constexpr std::array<std::string_view, 2> kOrders = {"megatron", "torch"};
 constexpr std::array<std::string_view, 3> kRecomputes = {"none", "full", "no-attention"};
 constexpr std::array<std::string_view, 2> kQkvPlaces = {"pre", "attn"};
 constexpr std::array<std::string_view, 2> kSliceCuts = {"tokens", "compute"};
+constexpr std::array<std::string_view, 2> kEvictions = {"late", "early"};
 constexpr std::array<std::string_view, 2> kHeads = {"untied", "tied"};
 
 /// Folds of HelixPipe where --repeats is given without them: the two-fold order is the paper's own.
@@ -99,7 +100,8 @@ Result<> make_exact(ScheduleRequest& request) {
                       : shape.recompute == Recompute::kFull ? pre + attn + post
                                                             : pre + post;
   if (!mean_of_a_rank(pre + attn + post, shape.times.forward) ||
-      !mean_of_a_rank(pre + 2 * attn + post + again, shape.times.backward) || !mean_of_a_rank(pre + post, shape.times.weight))
+      !mean_of_a_rank(pre + 2 * attn + post + again, shape.times.backward) ||
+      !mean_of_a_rank(pre + post, shape.times.weight))
     return make_error(ErrorCode::kInvalidArgument, "times.overflow",
                       "--times: the time of a rank with {} layers does not fit 63 bits", layers);
   return {};
@@ -131,6 +133,12 @@ void add_schedule_flags(CLI::App& app, ScheduleFlags& flags) {
       ->group(kChoices);
   app.add_option("--slice-cut", flags.slice_cut, "slices of equal tokens or equal compute (default tokens)")
       ->check(CLI::IsMember(strings(kSliceCuts)))
+      ->group(kChoices);
+  app.add_option(
+         "--eviction", flags.eviction,
+         "when an activation leaves for a partner's memory: as its slot is needed (late) or an op ahead (early) "
+         "(default late)")
+      ->check(CLI::IsMember(strings(kEvictions)))
       ->group(kChoices);
   app.add_option("--head", flags.head, "LM head: untied, or tied to the token table (default untied)")
       ->check(CLI::IsMember(strings(kHeads)))
@@ -185,6 +193,7 @@ Result<ScheduleRequest> resolve_flags(const ScheduleFlags& flags) {
                                     .qkv = pick(flags.qkv, kQkvPlaces, QkvPlace::kPre),
                                     .squeeze = flags.pattern_only ? Squeeze::kPatternOnly : Squeeze::kFull,
                                     .slice_cut = pick(flags.slice_cut, kSliceCuts, SliceCut::kEqualTokens),
+                                    .eviction = pick(flags.eviction, kEvictions, Eviction::kLate),
                                     .memory_limit = flags.memory_limit}};
   ScheduleShape& shape = request.shape;
   if (shape.repeats) {

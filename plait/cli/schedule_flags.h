@@ -30,6 +30,7 @@ struct ScheduleFlags {
   std::optional<std::string> recompute;
   std::optional<std::string> qkv;
   std::optional<std::string> slice_cut;
+  std::optional<std::string> eviction;
   std::optional<std::string> head;
   std::optional<std::string> times;
   std::optional<std::string> latency;

@@ -26,7 +26,8 @@ Result<> check_sizes(const std::string& file, const Layout& layout, const Schedu
       {"--folds", flags.folds.has_value()},         {"--repeats", flags.repeats.has_value()},
       {"--groups", flags.groups.has_value()},       {"--rounds", flags.rounds.has_value()},
       {"--order", flags.order.has_value()},         {"--qkv", flags.qkv.has_value()},
-      {"--slice-cut", flags.slice_cut.has_value()}, {"--pattern-only", flags.pattern_only}};
+      {"--slice-cut", flags.slice_cut.has_value()}, {"--eviction", flags.eviction.has_value()},
+      {"--pattern-only", flags.pattern_only}};
   for (const auto& [flag, given] : named_only) {
     if (given)
       return make_error(ErrorCode::kInvalidArgument, "flags.conflict",
@@ -96,8 +97,7 @@ Result<LoadedSchedule> load_schedule(const std::string& name_or_file, const Sche
     schedule.layout.newline = Newline::kCrlf;  // as PyTorch's own writer ends the lines of a CSV
     // The shape's ticks are for building; how many stages share a time is known only now.
     PLAIT_TRY(const std::int64_t ticks, exact_ticks(schedule.layout, request.times));
-    return LoadedSchedule{
-        .content = std::move(schedule), .times = std::move(request.times), .ticks_per_unit = ticks};
+    return LoadedSchedule{.content = std::move(schedule), .times = std::move(request.times), .ticks_per_unit = ticks};
   }
   const bool looks_like_a_path = name_or_file.find_first_of("./") != std::string::npos;
   std::error_code ignored;

@@ -36,6 +36,7 @@ Result<> check_sizes(std::string_view name, const ScheduleShape& shape) {
                                                        {"--groups", shape.groups.has_value()},
                                                        {"--rounds", shape.rounds.has_value()},
                                                        {"--pattern-only", shape.squeeze != Squeeze::kFull},
+                                                       {"--eviction", shape.eviction != Eviction::kLate},
                                                        {"--qkv", shape.qkv != QkvPlace::kPre}};
   for (const auto& [flag, is_set] : foreign) {
     if (is_set)

@@ -27,6 +27,8 @@ enum class Order : std::uint8_t { kMegatron, kTorch };
 enum class QkvPlace : std::uint8_t { kPre, kAttn };
 enum class Squeeze : std::uint8_t { kFull, kPatternOnly };
 enum class SliceCut : std::uint8_t { kEqualTokens, kEqualCompute };
+/// When an activation leaves for a partner's memory: as its slot is needed, or one op ahead.
+enum class Eviction : std::uint8_t { kLate, kEarly };
 
 /// What a schedule is asked for. An unset field means that the schedule takes its own default or derives it; a set one
 /// that conflicts is refused by `supports`.
@@ -46,6 +48,7 @@ struct ScheduleShape {
   QkvPlace qkv = QkvPlace::kPre;
   Squeeze squeeze = Squeeze::kFull;
   SliceCut slice_cut = SliceCut::kEqualTokens;
+  Eviction eviction = Eviction::kLate;
   OpTimes times;                    ///< for schedules that are built from times
   std::optional<int> memory_limit;  ///< peak activations per rank, in micro-batches of a 1/p stage
 };
@@ -69,7 +72,7 @@ struct ScheduleInfo {
   Result<> (*supports)(const ScheduleShape&) = nullptr;  ///< refuses with the fix in the message
   /// Ops in the order of the paper's figure, without recomputes: build_schedule adds those.
   Result<Schedule> (*build)(const ScheduleShape&) = nullptr;
-  Expectation (*expect)(const ScheduleShape&) = nullptr;      ///< closed forms
+  Expectation (*expect)(const ScheduleShape&) = nullptr;  ///< closed forms
 };
 
 /// All registered schedules, sorted by name.

@@ -1,39 +1,22 @@
-#include "plait/schedules/common.h"
 #include "plait/schedules/v_pattern.h"
 
 namespace plait {
 namespace {
 
 Result<> supports(const ScheduleShape& shape) {
-  ScheduleShape squeezed = shape;  // with or without: the sizes count
-  squeezed.squeeze = Squeeze::kFull;
-  return check_v_shape("v-min", squeezed);
+  return check_v_pattern("v-min", shape);
 }
 
 Result<Schedule> build(const ScheduleShape& shape) {
-  const int p = shape.ranks;
-  PLAIT_TRY(Layout layout, pipeline_layout("v-min", shape, 2 * p, [p](int stage) { return v_rank(stage, p); }));
-  const VPattern pattern = v_min_pattern(p);
-  auto rows = shape.squeeze == Squeeze::kPatternOnly ? repeat_pattern(pattern, *shape.microbatches)
-                                                     : squeeze_pattern(pattern, *shape.microbatches);
-  return Schedule{.layout = std::move(layout), .rows = std::move(rows)};
+  return build_v_pattern("v-min", shape, v_min_pattern(shape.ranks));
 }
 
-/// Bubble of the squeezed schedule in slots, a slot being an F, B or W of one chunk.
 int bubble_slots(int num_ranks) {
   return num_ranks % 3 == 0 ? 4 * num_ranks - 7 : 4 * num_ranks - 5;
 }
 
 Expectation expect(const ScheduleShape& shape) {
-  const int p = shape.ranks;
-  const OpTimes& times = shape.times;
-  Expectation expected{.sends = count_sends(shape, 2 * p, [p](int stage) { return v_rank(stage, p); })};
-  const bool unit = times.forward == times.backward && times.backward == times.weight;
-  if (!unit || p < 3 || *shape.microbatches < 2 * p || shape.squeeze == Squeeze::kPatternOnly) return expected;
-  // Rank 0 works longest: its idle time is the bubble, and its span the makespan.
-  expected.max_idle = bubble_slots(p) * times.forward / 2;
-  expected.makespan = *shape.microbatches * work(times) + *expected.max_idle;
-  return expected;
+  return expect_v_pattern(shape, bubble_slots(shape.ranks));
 }
 
 constexpr ScheduleInfo kInfo{

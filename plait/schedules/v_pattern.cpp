@@ -363,6 +363,36 @@ std::vector<Row> squeeze_pattern(const VPattern& pattern, int num_microbatches) 
   return rows_of(builder.order(*finished));
 }
 
+bool has_v_forms(const ScheduleShape& shape) {
+  return shape.ranks >= 3 && *shape.microbatches >= 2 * shape.ranks && shape.squeeze == Squeeze::kFull;
+}
+
+Result<> check_v_pattern(std::string_view name, const ScheduleShape& shape) {
+  ScheduleShape squeezed = shape;
+  squeezed.squeeze = Squeeze::kFull;
+  return check_v_shape(name, squeezed);
+}
+
+Result<Schedule> build_v_pattern(std::string_view name, const ScheduleShape& shape, const VPattern& pattern) {
+  const int p = shape.ranks;
+  PLAIT_TRY(Layout layout, pipeline_layout(name, shape, 2 * p, [p](int stage) { return v_rank(stage, p); }));
+  auto rows = shape.squeeze == Squeeze::kPatternOnly ? repeat_pattern(pattern, *shape.microbatches)
+                                                     : squeeze_pattern(pattern, *shape.microbatches);
+  return Schedule{.layout = std::move(layout), .rows = std::move(rows)};
+}
+
+Expectation expect_v_pattern(const ScheduleShape& shape, int bubble_slots) {
+  const int p = shape.ranks;
+  const OpTimes& times = shape.times;
+  Expectation expected{.sends = count_sends(shape, 2 * p, [p](int stage) { return v_rank(stage, p); })};
+  const bool is_unit = times.forward == times.backward && times.backward == times.weight;
+  if (!is_unit || !has_v_forms(shape)) return expected;
+  // Rank 0 works longest: its idle time is the bubble, and its span the makespan.
+  expected.max_idle = bubble_slots * times.forward / 2;
+  expected.makespan = *shape.microbatches * work(times) + *expected.max_idle;
+  return expected;
+}
+
 std::optional<std::vector<Row>> finish_pattern(const VPattern& pattern, VFinish how, int num_microbatches,
                                                int memory_limit) {
   const Builder builder(static_cast<int>(pattern.size()), num_microbatches);

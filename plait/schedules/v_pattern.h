@@ -1,9 +1,10 @@
 #pragma once
 
-#include "plait/ir/program.h"
+#include "plait/schedules/schedule_info.h"
 
 #include <array>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 namespace plait {
@@ -24,6 +25,16 @@ std::vector<Row> repeat_pattern(const VPattern& pattern, int num_microbatches);
 
 /// The pattern squeezed, its warm-up and cool-down reordered within the peak memory it has, its weight gradients placed anew.
 std::vector<Row> squeeze_pattern(const VPattern& pattern, int num_microbatches);
+
+/// What the schedules of one pattern share. Both finishes take the same sizes.
+Result<> check_v_pattern(std::string_view name, const ScheduleShape& shape);
+/// The pattern, squeezed or as it stands, as the shape asks.
+Result<Schedule> build_v_pattern(std::string_view name, const ScheduleShape& shape, const VPattern& pattern);
+/// Messages; and where the squeezed pattern has its closed forms, the bubble and the makespan.
+/// \param bubble_slots  a slot is an F, B or W of one chunk
+Expectation expect_v_pattern(const ScheduleShape& shape, int bubble_slots);
+/// Closed forms hold for the squeezed pattern with p >= 3 and m >= 2p; those of time for F = B = W.
+bool has_v_forms(const ScheduleShape& shape);
 
 /// How a searched pattern is finished.
 enum class VFinish {

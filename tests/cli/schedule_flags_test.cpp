@@ -18,6 +18,7 @@ TEST(ResolveFlags, FillsTheShape) {
                                       .recompute = "no-attention",
                                       .qkv = "attn",
                                       .slice_cut = "compute",
+                                      .eviction = "early",
                                       .head = "tied",
                                       .pattern_only = true});
   ASSERT_TRUE(request) << request.error().message;
@@ -29,7 +30,8 @@ TEST(ResolveFlags, FillsTheShape) {
                          .recompute = Recompute::kNoAttention,
                          .qkv = QkvPlace::kAttn,
                          .squeeze = Squeeze::kPatternOnly,
-                         .slice_cut = SliceCut::kEqualCompute};
+                         .slice_cut = SliceCut::kEqualCompute,
+                         .eviction = Eviction::kEarly};
   expected.times = {.forward = request->ticks_per_unit,
                     .backward = request->ticks_per_unit,
                     .weight = request->ticks_per_unit,
@@ -43,6 +45,7 @@ TEST(ResolveFlags, FillsTheShape) {
   EXPECT_EQ(request->shape.qkv, expected.qkv);
   EXPECT_EQ(request->shape.squeeze, expected.squeeze);
   EXPECT_EQ(request->shape.slice_cut, expected.slice_cut);
+  EXPECT_EQ(request->shape.eviction, expected.eviction);
 }
 
 TEST(ResolveFlags, DerivesMicrobatchesFromRoundsAndRepeats) {

@@ -1,4 +1,4 @@
-#include "plait/schedules/slice_lengths.h"
+#include "plait/sim/slice_lengths.h"
 
 #include "replay.h"
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "plait/schedules/slice_lengths.h"
+#include "plait/sim/slice_lengths.h"
 
 #include "tests/sim/simulated.h"
 #include <fmt/format.h>

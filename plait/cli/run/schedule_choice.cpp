@@ -3,7 +3,7 @@
 #include "plait/cli/schedule_source.h"
 #include "plait/run/train/evaluate.h"
 #include "plait/schedules/schedule_info.h"
-#include "plait/schedules/slice_lengths.h"
+#include "plait/sim/slice_lengths.h"
 
 #include <utility>
 
@@ -49,6 +49,7 @@ void ScheduleChoice::add_to(FlagSet& flags) {
   print("recompute", shape.recompute);
   print("qkv", shape.qkv);
   print("slice-cut", shape.slice_cut);
+  print("eviction", shape.eviction);
   print("head", shape.head);
   print("memory-limit", shape.memory_limit);
 }
