@@ -336,7 +336,7 @@ Result<std::vector<Row>> add_transfers(const Layout& layout, const std::vector<R
   return TransferPass(layout, rows, pair_sends).run();
 }
 
-std::vector<Row> add_send_waits(const Layout& layout, const std::vector<Row>& rows) {
+std::vector<Row> add_send_waits(const Layout& layout, std::vector<Row> rows) {
   const Cells cells(layout);
   std::vector<std::vector<EdgeId>> out_of(layout.stages.size());
   for (std::size_t e = 0; e < layout.edges.size(); ++e)
@@ -345,7 +345,9 @@ std::vector<Row> add_send_waits(const Layout& layout, const std::vector<Row>& ro
   std::vector<std::int32_t> pending_peer(cells.count(layout.edges.size()), kNowhere);
   std::vector<Row> out;
   out.reserve(rows.size());
-  for (const Row& row : rows) {
+  // What add_steps puts behind a row: room for it now saves a copy of the row.
+  const std::size_t num_step_instrs = 2 + 3 * layout.groups.size();
+  for (Row& row : rows) {
     // Sends that the schedule waits for itself.
     std::set<std::pair<Value, RankId>> own_waits;
     for (const Instr& instr : row)
@@ -354,7 +356,7 @@ std::vector<Row> add_send_waits(const Layout& layout, const std::vector<Row>& ro
     Row waited;
     const auto num_sends =
         std::count_if(row.begin(), row.end(), [](const Instr& instr) { return std::holds_alternative<Send>(instr); });
-    waited.reserve(row.size() + static_cast<std::size_t>(num_sends));
+    waited.reserve(row.size() + static_cast<std::size_t>(num_sends) + num_step_instrs);
     std::vector<Send> sends;
     std::vector<WaitSend> behind_pair;
     int ops_left_in_pair = 0;
@@ -395,6 +397,7 @@ std::vector<Row> add_send_waits(const Layout& layout, const std::vector<Row>& ro
       waited.push_back(WaitSend{.value = send.value, .peer = send.peer});
     }
     out.push_back(std::move(waited));
+    row = Row{};  // the next row takes its memory
   }
   return out;
 }
@@ -438,7 +441,7 @@ Result<Program> lower(const Schedule& schedule) {
   if (schedule.layout.exchanges == Exchanges::kSwaps) {
     PLAIT_TRY(rows, add_swaps(schedule.layout, rows));
   }
-  Program program{.layout = schedule.layout, .rows = add_send_waits(schedule.layout, rows)};
+  Program program{.layout = schedule.layout, .rows = add_send_waits(schedule.layout, std::move(rows))};
   add_steps(program);
   return program;
 }

@@ -33,7 +33,7 @@ enum class PairSends : std::uint8_t {
 
 Result<> check_ops(const Schedule& schedule);
 Result<std::vector<Row>> add_transfers(const Layout& layout, const std::vector<Row>& rows, PairSends pair_sends);
-std::vector<Row> add_send_waits(const Layout& layout, const std::vector<Row>& rows);
+std::vector<Row> add_send_waits(const Layout& layout, std::vector<Row> rows);
 void add_steps(Program& program);
 
 }  // namespace plait

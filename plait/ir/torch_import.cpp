@@ -183,7 +183,7 @@ class Importer {
       return TorchCsv{.content = Schedule{.layout = std::move(layout), .rows = std::move(rows)},
                       .ignored = std::move(sheet_.ignored)};
 
-    if (!has_waits_) rows = add_send_waits(layout, rows);
+    if (!has_waits_) rows = add_send_waits(layout, std::move(rows));
     const bool implicit = !options_.version.has_reduce_grad() && !has_reductions_;
     // Where a row ends just as the implicit reductions would, export could not tell the two apart.
     if (!options_.version.has_reduce_grad() && ends_in_reduction_)

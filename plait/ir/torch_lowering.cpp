@@ -248,7 +248,7 @@ Result<Program> lower_as_torch(const Schedule& schedule, const TorchLoweringOpti
                            : std::move(gathered));
   }
   PLAIT_TRY(rows, add_transfers(program.layout, rows, PairSends::kBehindPair));
-  rows = add_send_waits(program.layout, rows);
+  rows = add_send_waits(program.layout, std::move(rows));
   if (options.defer_recv) rows = defer_receives(program.layout, rows);
   if (options.max_outstanding_sends) {
     PLAIT_TRY(rows, limit_outstanding_sends(program.layout, rows, *options.max_outstanding_sends));
