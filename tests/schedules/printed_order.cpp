@@ -57,7 +57,8 @@ PrintedOrder read_printed_order(const std::string& file_name) {
     std::string word;
     words >> word;
     if (word.size() > 2 && word[0] == 'r' && word.back() == ':') {
-      PrintedOrder::PrintedRow row{.rank = std::stoi(word.substr(1)), .ops = {}, .cells = {}, .goes_on = false};
+      PrintedOrder::PrintedRow row{
+          .rank = std::stoi(word.substr(1)), .ops = {}, .cells = {}, .pairs = {}, .goes_on = false};
       int cell = 0;
       while (words >> word) {
         if (word == "|") continue;
@@ -65,11 +66,16 @@ PrintedOrder read_printed_order(const std::string& file_name) {
           row.goes_on = true;
           continue;
         }
-        if (word != ".") {
-          row.ops.push_back(read_cell(word, row.rank, order, notation));
+        if (word == ".") {
+          ++cell;
+          continue;
+        }
+        if (word.find('&') != std::string::npos) row.pairs.push_back(static_cast<int>(row.ops.size()));
+        std::istringstream ops(word);
+        for (std::string op; std::getline(ops, op, '&'); ++cell) {
+          row.ops.push_back(read_cell(op, row.rank, order, notation));
           row.cells.push_back(cell);
         }
-        ++cell;
       }
       order.rows.push_back(std::move(row));
       continue;
@@ -103,6 +109,16 @@ std::vector<Op> ops_of(const Row& row) {
   for (const Instr& instr : row)
     if (const Op* op = std::get_if<Op>(&instr)) ops.push_back(*op);
   return ops;
+}
+
+std::vector<int> pairs_of(const Row& row) {
+  std::vector<int> pairs;
+  int num_ops = 0;
+  for (const Instr& instr : row) {
+    if (std::holds_alternative<Pair>(instr)) pairs.push_back(num_ops);
+    if (std::holds_alternative<Op>(instr)) ++num_ops;
+  }
+  return pairs;
 }
 
 std::string to_text(const std::vector<Op>& ops) {

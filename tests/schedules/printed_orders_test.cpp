@@ -13,7 +13,9 @@ TEST_P(PrintedOrders, AreGeneratedExactly) {
   ASSERT_TRUE(schedule) << schedule.error().message;
   ASSERT_FALSE(printed.rows.empty());
   for (const auto& row : printed.rows) {
-    std::vector<Op> ops = ops_of(schedule->rows.at(static_cast<std::size_t>(row.rank)));
+    const Row& generated = schedule->rows.at(static_cast<std::size_t>(row.rank));
+    std::vector<Op> ops = ops_of(generated);
+    EXPECT_EQ(pairs_of(generated), row.pairs) << "rank " << row.rank;
     if (row.goes_on) {
       ASSERT_GE(ops.size(), row.ops.size());
       ops.resize(row.ops.size());

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -75,7 +77,7 @@ void put_behind(Cells& row, const std::string& where, const Cells& cells) {
 }
 
 struct Damage {
-  const char* name;
+  const char* name;  ///< as the table of README names it
   const char* base;
   std::function<void(Rows&)> plant;
   std::vector<std::string> expected;
@@ -99,7 +101,7 @@ const Damage kDamages[] = {
        put_behind(r[0], "0WAIT_REDUCE_GRAD", {"0REDUCE_GRAD", "0WAIT_REDUCE_GRAD"});
      },
      {"verify.reduce_twice"}},
-    {"F1 received before F0",
+    {"a rank receives F1 before F0",
      kComms,
      [](Rows& r) { drop(r[1], "1RECV_F1"), put_before(r[1], "1RECV_F0", {"1RECV_F1"}); },
      {"verify.message_order"}},
@@ -107,7 +109,7 @@ const Damage kDamages[] = {
      kComms,
      [](Rows& r) { drop(r[0], "0SEND_F1"), drop(r[0], "0WAIT_SEND_F1"); },
      {"verify.receive_without_send"}},
-    {"each rank waits for a send before posting the other's receive",
+    {"each rank waits for a send before it posts the other's receive",
      kComms,
      [](Rows& r) {
        drop(r[0], "0WAIT_SEND_F1"), put_before(r[0], "0RECV_B0", {"0WAIT_SEND_F1"});
@@ -115,7 +117,7 @@ const Damage kDamages[] = {
      },
      {"verify.deadlock"}},
     {"a RECV removed", kComms, [](Rows& r) { drop(r[1], "1RECV_F1"); }, {"verify.send_without_receive"}},
-    {"a RECV after its F",
+    {"a RECV placed after its F",
      kComms,
      [](Rows& r) { drop(r[1], "1RECV_F1"), put_behind(r[1], "1F1", {"1RECV_F1"}); },
      {"verify.receive_after_use"}},
@@ -134,7 +136,7 @@ const Damage kDamages[] = {
        put_before(r[1], "1B1", {"1I0", "1W0"}), drop(r[1], "1B1");
      },
      {"verify.duplicate_op"}},
-    {"a micro-batch renamed on all stages",
+    {"one micro-batch renamed on all stages",
      kCompute,
      [](Rows& r) {
        for (Cells& row : r)
@@ -144,19 +146,26 @@ const Damage kDamages[] = {
      {"verify.out_of_range"}},
     {"an empty compound", kCompute, [](Rows& r) { put_behind(r[0], "0F0", {"()OVERLAP_F_B"}); }, {"csv.compound"}},
     {"rows exchanged", kCompute, [](Rows& r) { std::swap(r[0], r[1]); }, {}},
-    {"a compound of a forward and its own backward, on the last stage",
+    {"a compound whose backward is of the forward it overlaps",
      kCompute,
      [](Rows& r) { *find(r[1], "1F0") = "(1F0;1B0)OVERLAP_F_B", drop(r[1], "1B0"); },
      {}},
-    {"UNSHARD removed", kComms, [](Rows& r) { drop(r[0], "0UNSHARD"); }, {"verify.weights_not_here"}},
-    {"RESHARD at the front",
+    {"UNSHARD removed, or RESHARD at the front",
+     kComms,
+     [](Rows& r) { drop(r[0], "0UNSHARD"); },
+     {"verify.weights_not_here"}},
+    {"UNSHARD removed, or RESHARD at the front",
      kComms,
      [](Rows& r) { drop(r[0], "0RESHARD"), put_before(r[0], "0UNSHARD", {"0RESHARD"}); },
      {"verify.weights_not_here"}},
-    {"RESHARD right behind UNSHARD",
+    {"UNSHARD removed, or RESHARD at the front",
      kComms,
      [](Rows& r) { drop(r[0], "0RESHARD"), put_behind(r[0], "0UNSHARD", {"0RESHARD"}); },
      {"verify.weights_not_here"}},
+    {"RECV_B0 posted before SEND_F0",
+     kComms,
+     [](Rows& r) { drop(r[0], "0RECV_B0"), put_before(r[0], "0SEND_F0", {"0RECV_B0"}); },
+     {}},
 };
 
 TEST(TorchDamage, SoundFilesPass) {
@@ -173,6 +182,31 @@ TEST(TorchDamage, EachRowOfTheTableGetsItsVerdict) {
     damage.plant(rows);
     EXPECT_EQ(verdict(text_of(rows)), damage.expected) << damage.name;
   }
+}
+
+/// The table of README: what is damaged, and what Plait says.
+std::map<std::string, std::string> table_of_readme() {
+  std::ifstream readme(std::string(PLAIT_SOURCE_DIR) + "/README.md");
+  std::map<std::string, std::string> table;
+  bool inside = false;
+  for (std::string line; std::getline(readme, line);) {
+    if (line.starts_with("| damage |")) inside = true;
+    if (!inside || line.starts_with("|---") || line.starts_with("| damage |")) continue;
+    if (!line.starts_with("| ")) break;
+    const auto first = line.find(" |");
+    const auto last = line.rfind("| ", line.size() - 3);
+    table[line.substr(2, first - 2)] = line.substr(last + 2, line.size() - last - 4);
+  }
+  return table;
+}
+
+TEST(TorchDamage, ReadmeShowsTheVerdicts) {
+  std::map<std::string, std::string> expected;
+  for (const Damage& damage : kDamages)
+    expected[damage.name] = damage.expected.empty() ? "proved" : "`" + damage.expected.front() + "`";
+  expected["RECV_B0 posted before SEND_F0"] = "proved; `verify.deadlock` under rendezvous";
+  expected["rows exchanged"] = "proved: another placement";
+  EXPECT_EQ(table_of_readme(), expected);
 }
 
 TEST(TorchDamage, AReceivePostedAheadOfASendBlocksUnderRendezvousOnly) {
