@@ -5,6 +5,8 @@ SHELL := /bin/bash
 JOBS ?= $(shell nproc)
 ARGS ?=
 FUZZ_SECONDS ?= 60
+# A crash, a leak, an input that takes longer (s) or more memory (MiB) fails; the input is kept in build/fuzz.
+FUZZ_LIMITS := -timeout=10 -rss_limit_mb=2048 -verbosity=0 -artifact_prefix=build/fuzz/
 BIN := build/release/bin
 # Test presets of `make sanitize`; and which tests it runs.
 SANITIZERS ?= asan-ubsan tsan
@@ -65,14 +67,16 @@ sanitize: setup  ## run the unit and dist tests under the address, undefined-beh
 	  cmake --build --preset $$preset --parallel $(JOBS); \
 	  ctest --preset $$preset --parallel $(JOBS) -L '$(SANITIZE_LABELS)'; done
 
-fuzz:  ## feed the parsers with damaged files (make fuzz FUZZ_SECONDS=600)
+fuzz:  ## feed the parsers and the verifier with damaged files (make fuzz FUZZ_SECONDS=600)
 	@scripts/setup build fuzz
 	@cmake --preset fuzz >/dev/null
 	@cmake --build --preset fuzz --parallel $(JOBS)
-	@for kind in text csv; do \
+	@for kind in text csv verify; do \
+	  case $$kind in verify) seeds="tests/error tests/error/field tests/error/sound" ;; *) seeds=tests/fuzz/corpus/$$kind ;; esac; \
+	  echo "make: fuzzing $$kind for $(FUZZ_SECONDS) s"; \
 	  mkdir -p build/fuzz/found/$$kind; \
-	  build/fuzz/bin/plait_$${kind}_fuzz -max_total_time=$(FUZZ_SECONDS) -verbosity=0 build/fuzz/found/$$kind tests/fuzz/corpus/$$kind; \
-	  echo "make: $$kind: nothing found in $(FUZZ_SECONDS) s"; done
+	  build/fuzz/bin/plait_$${kind}_fuzz -max_total_time=$(FUZZ_SECONDS) $(FUZZ_LIMITS) build/fuzz/found/$$kind $$seeds; \
+	  echo "make: $$kind: nothing found"; done
 
 clean:  ## remove everything that was built here
 	rm -rf build
