@@ -2,14 +2,92 @@
 
 #include "plait/sim/wide.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 namespace plait {
 
 Cluster make_cluster(int num_ranks, int ranks_per_node, Link inner, Link outer, std::int64_t ticks_per_second) {
   Cluster cluster{.ticks_per_second = ticks_per_second, .inner = inner, .outer = outer, .outer_ports = ranks_per_node};
   for (int rank = 0; rank < num_ranks; ++rank) cluster.node_of.push_back(rank / std::max(1, ranks_per_node));
+  return cluster;
+}
+
+Result<ClusterSpec> parse_cluster(std::string_view text) {
+  const auto refuse = [](std::string_view key, std::string_view why) {
+    return make_error(ErrorCode::kInvalidArgument, "cluster.json", "cluster description: \"{}\" {}", key, why);
+  };
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object())
+    return make_error(ErrorCode::kInvalidArgument, "cluster.json", "cluster description: no JSON object");
+  ClusterSpec spec;
+  if (!json.contains("name") || !json["name"].is_string()) return refuse("name", "is missing");
+  spec.name = json["name"].get<std::string>();
+  double devices = 0;
+  double ports = 0;
+  const std::pair<const char*, double*> numbers[] = {{"devices_per_node", &devices},
+                                                     {"inner_bytes_per_second", &spec.inner_bytes_per_second},
+                                                     {"inner_latency_seconds", &spec.inner_latency_seconds},
+                                                     {"outer_bytes_per_second", &spec.outer_bytes_per_second},
+                                                     {"outer_latency_seconds", &spec.outer_latency_seconds},
+                                                     {"outer_ports", &ports}};
+  const auto source_of = [](const nlohmann::json& entry) {
+    return entry.contains("source") && entry["source"].is_string() ? entry["source"].get<std::string>() : "";
+  };
+  for (const auto& [key, number] : numbers) {
+    const auto entry = json.find(key);
+    if (entry == json.end() || !entry->is_object() || !entry->contains("value") || !(*entry)["value"].is_number())
+      return refuse(key, "has no number \"value\"");
+    if (source_of(*entry).empty()) return refuse(key, "has no \"source\"");
+    *number = (*entry)["value"].get<double>();
+    if (!(*number > 0) || !std::isfinite(*number)) return refuse(key, "must be positive");
+  }
+  constexpr double kMost = 1 << 20;
+  if (devices != std::floor(devices) || devices > kMost) return refuse("devices_per_node", "is no whole number");
+  if (ports != std::floor(ports) || ports > kMost) return refuse("outer_ports", "is no whole number");
+  spec.devices_per_node = static_cast<int>(devices);
+  spec.outer_ports = static_cast<int>(ports);
+  const auto algorithm = json.find("algorithm");
+  if (algorithm == json.end() || !algorithm->is_object() || source_of(*algorithm).empty())
+    return refuse("algorithm", "has no \"source\"");
+  const std::string name = algorithm->value("value", "");
+  if (name == "tree") {
+    spec.algorithm = CollectiveAlgorithm::kTree;
+  } else if (name == "pairwise") {
+    spec.algorithm = CollectiveAlgorithm::kPairwise;
+  } else if (name != "ring") {
+    return refuse("algorithm", "must be ring, tree or pairwise");
+  }
+  return spec;
+}
+
+Cluster place_ranks(const ClusterSpec& spec, int num_ranks, int devices_per_rank, double efficiency,
+                    std::int64_t ticks_per_second) {
+  const auto link = [&](double latency, double bandwidth) {
+    return Link{.latency_ticks = std::llround(latency * static_cast<double>(ticks_per_second)),
+                .bytes_per_second = std::max<std::int64_t>(1, std::llround(bandwidth * efficiency))};
+  };
+  const int devices = std::max(1, devices_per_rank);
+  Cluster cluster{.ticks_per_second = ticks_per_second,
+                  .inner = link(spec.inner_latency_seconds, spec.inner_bytes_per_second),
+                  .outer = link(spec.outer_latency_seconds, spec.outer_bytes_per_second),
+                  .outer_ports = spec.outer_ports,
+                  .algorithm = spec.algorithm};
+  // Ranks of several devices share the cards of the node among as many ranks as stand on it.
+  if (devices > 1) cluster.outer_ports = std::max(1, std::min(spec.outer_ports, spec.devices_per_node / devices));
+  const int cards_per_port = std::max(1, spec.outer_ports / cluster.outer_ports);
+  cluster.outer.bytes_per_second *= cards_per_port;
+  std::int64_t node = 0;  // where the rank's first device is
+  int id = 0;             // nodes in between, full of one rank's devices, do not count
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const std::int64_t here = std::int64_t{rank} * devices / spec.devices_per_node;
+    if (here != node) ++id;
+    node = here;
+    cluster.node_of.push_back(id);
+  }
   return cluster;
 }
 

@@ -5,6 +5,8 @@
 #include "plait/ir/instr.h"
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace plait {
@@ -37,6 +39,27 @@ struct Cluster {
 
 /// Ranks 0..ranks_per_node-1 on node 0, and so on.
 Cluster make_cluster(int num_ranks, int ranks_per_node, Link inner, Link outer, std::int64_t ticks_per_second);
+
+/// Nodes of one kind, as many as it takes; data/clusters/NAME.json, where every number stands with its source.
+struct ClusterSpec {
+  std::string name;
+  int devices_per_node = 1;
+  double inner_bytes_per_second = 0;  ///< of one device to the others of its node, one direction
+  double inner_latency_seconds = 0;
+  double outer_bytes_per_second = 0;  ///< of one network port, one direction
+  double outer_latency_seconds = 0;
+  int outer_ports = 1;  ///< of a node
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::kRing;
+  friend bool operator==(const ClusterSpec&, const ClusterSpec&) = default;
+};
+
+/// \errors kInvalidArgument "cluster.json": no such thing, a number that is missing, not positive or without a source
+Result<ClusterSpec> parse_cluster(std::string_view json);
+
+/// A program's ranks on such nodes, each rank a row of `devices_per_rank` devices (tensor, context and data parallelism
+/// inside it), in the order of the ranks. Links reach `efficiency` of their bandwidth.
+Cluster place_ranks(const ClusterSpec& spec, int num_ranks, int devices_per_rank, double efficiency,
+                    std::int64_t ticks_per_second);
 
 /// \errors kInvalidArgument "sim.cluster": no rank for a node, a bandwidth that is not positive, a negative latency
 Result<> check_cluster(const Cluster& cluster, int num_ranks);

@@ -12,6 +12,8 @@ CostModel zero_costs(const Layout& layout) {
                    .ops = std::vector<OpCost>(kNumOpKinds * num_cells),
                    .edge_bytes = std::vector<Bytes>(layout.edges.size() * num_slices),
                    .stash_bytes = std::vector<Bytes>(num_cells),
+                   .remade_bytes = std::vector<Bytes>(num_cells),
+                   .logit_bytes = std::vector<Bytes>(num_cells),
                    .weight_stash_bytes = std::vector<Bytes>(num_cells),
                    .kv_bytes = std::vector<Bytes>(num_cells),
                    .groups = std::vector<GroupCost>(layout.groups.size())};
@@ -22,6 +24,8 @@ Result<> check_costs(const Layout& layout, const CostModel& costs) {
   const bool fits = costs.num_stages == shape.num_stages && costs.num_slices == shape.num_slices &&
                     costs.ops.size() == shape.ops.size() && costs.edge_bytes.size() == shape.edge_bytes.size() &&
                     costs.stash_bytes.size() == shape.stash_bytes.size() &&
+                    costs.remade_bytes.size() == shape.remade_bytes.size() &&
+                    costs.logit_bytes.size() == shape.logit_bytes.size() &&
                     costs.weight_stash_bytes.size() == shape.weight_stash_bytes.size() &&
                     costs.kv_bytes.size() == shape.kv_bytes.size() && costs.groups.size() == shape.groups.size();
   if (!fits)
@@ -44,7 +48,8 @@ Result<> check_costs(const Layout& layout, const CostModel& costs) {
     }
   }
   const auto negative = [](Bytes b) { return b.value() < 0; };
-  for (const auto* table : {&costs.edge_bytes, &costs.stash_bytes, &costs.weight_stash_bytes, &costs.kv_bytes}) {
+  for (const auto* table : {&costs.edge_bytes, &costs.stash_bytes, &costs.remade_bytes, &costs.logit_bytes,
+                            &costs.weight_stash_bytes, &costs.kv_bytes}) {
     if (std::any_of(table->begin(), table->end(), negative))
       return make_error(ErrorCode::kInvalidArgument, "sim.negative", "a value has a negative number of bytes");
   }

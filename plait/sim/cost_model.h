@@ -32,6 +32,12 @@ struct GroupCost {
   friend bool operator==(const GroupCost&, const GroupCost&) = default;
 };
 
+/// Who is charged for a message between its Send and its reader.
+enum class MessageBytes : std::uint8_t {
+  kBothEnds,  ///< the sender until its WaitSend, the receiver from its Recv: buffers of a network
+  kInFlight,  ///< nobody: handed over in one memory; the reader from when it takes it
+};
+
 /// Durations and bytes of everything a program of one layout can contain. Where it comes from (abstract numbers, a table,
 /// shapes x device, a calibration) is the business of the functions that make one.
 struct CostModel {
@@ -42,11 +48,14 @@ struct CostModel {
   std::vector<OpCost> ops;                ///< [kind][stage][slice], through op()
   std::vector<Bytes> edge_bytes;          ///< [edge][slice]: an activation or its gradient on the wire
   std::vector<Bytes> stash_bytes;         ///< [stage][slice]: kept from F to B
+  std::vector<Bytes> remade_bytes;        ///< [stage][slice]: what R adds to it
+  std::vector<Bytes> logit_bytes;         ///< [stage][slice]: the logits' part of the two
   std::vector<Bytes> weight_stash_bytes;  ///< [stage][slice]: kept from B to W
   std::vector<Bytes> kv_bytes;            ///< [stage][slice]
   std::vector<GroupCost> groups;          ///< [group]
   Bytes norm_bytes;
-  Bytes fixed_bytes;               ///< on every rank, from start to end (context, library workspaces)
+  Bytes fixed_bytes;  ///< on every rank, from start to end (context, library workspaces)
+  MessageBytes messages = MessageBytes::kBothEnds;
   Bytes block_bytes{1};            ///< the allocator rounds every buffer up to a multiple of it
   std::int64_t latency = 0;        ///< fixed time of a transfer between ranks, where there is no cluster
   std::optional<Cluster> cluster;  ///< links with bandwidth and sharing

@@ -28,12 +28,17 @@ ModelShape gpt_shape(int layers, std::int64_t hidden, std::int64_t heads, std::i
 }
 
 Result<> check_shape(const ModelShape& shape) {
-  const std::pair<const char*, std::int64_t> sizes[] = {
-      {"layers", shape.layers},     {"hidden", shape.hidden},
-      {"heads", shape.heads},       {"kv_heads", shape.kv_heads},
-      {"head_dim", shape.head_dim}, {"ffn", shape.ffn},
-      {"vocab", shape.vocab},       {"tokens", shape.tokens},
-      {"batch", shape.batch},       {"element_bytes", shape.element_bytes}};
+  const std::pair<const char*, std::int64_t> sizes[] = {{"layers", shape.layers},
+                                                        {"hidden", shape.hidden},
+                                                        {"heads", shape.heads},
+                                                        {"kv_heads", shape.kv_heads},
+                                                        {"head_dim", shape.head_dim},
+                                                        {"ffn", shape.ffn},
+                                                        {"vocab", shape.vocab},
+                                                        {"tokens", shape.tokens},
+                                                        {"batch", shape.batch},
+                                                        {"element_bytes", shape.element_bytes},
+                                                        {"positions", std::max<std::int64_t>(1, shape.positions)}};
   for (const auto& [name, value] : sizes)
     if (value < 1 || value > kMostSize)
       return make_error(ErrorCode::kInvalidArgument, "shape.size", "{} is {}; expected 1 to {}", name, value,
@@ -71,18 +76,20 @@ double forward_flops(const ModelShape& shape, const Sharding& sharding, PartKind
 std::int64_t parameter_count(const ModelShape& shape, PartKind part, Parameters which) {
   const bool all = which == Parameters::kAll;
   const bool biased = shape.mlp == MlpKind::kPlain;  // GPT has biases and two vectors per norm, Llama has neither
+  const bool qkv_biased = biased || shape.qkv_bias == QkvBias::kAlways;
   const std::int64_t d = shape.hidden;
   const std::int64_t query = shape.heads * shape.head_dim;
   const std::int64_t key = shape.kv_heads * shape.head_dim;
   const std::int64_t norm = all ? (biased ? 2 * d : d) : 0;
   switch (part) {
-    case PartKind::kEmbed: return shape.vocab * d + (biased ? shape.tokens * d : 0);
+    case PartKind::kEmbed:
+      return shape.vocab * d + (biased ? (shape.positions > 0 ? shape.positions : shape.tokens) * d : 0);
     case PartKind::kNorm: return norm;
-    case PartKind::kQkv: return d * (query + 2 * key) + (all && biased ? query + 2 * key : 0);
+    case PartKind::kQkv: return d * (query + 2 * key) + (all && qkv_biased ? query + 2 * key : 0);
     case PartKind::kAttn: return 0;
     case PartKind::kPost:
       return query * d + (biased ? 2 : 3) * d * shape.ffn + norm + (all && biased ? 2 * d + shape.ffn : 0);
-    case PartKind::kHead: return shape.vocab * d + norm;
+    case PartKind::kHead: return (shape.tying == HeadTying::kTied ? 0 : shape.vocab * d) + norm;
   }
   return 0;
 }
@@ -116,9 +123,19 @@ std::int64_t stash_bytes(const ModelShape& shape, const Sharding& sharding, Part
       return element * query + 2 * mask + element * 2 * whole +
              element * (shape.mlp == MlpKind::kGated ? 3 : 2) * inner;
     }
-    case PartKind::kHead: return element * 2 * whole + kLogitBytes * rows * shape.vocab / t;
+    case PartKind::kHead: return element * 2 * whole + logit_bytes(shape, sharding);
   }
   return 0;
+}
+
+std::int64_t logit_bytes(const ModelShape& shape, const Sharding& sharding) {
+  return kLogitBytes * (shape.batch * shape.tokens / sharding.context) * shape.vocab / sharding.tensor;
+}
+
+OptimizerBytes adam_bytes(std::int64_t element_bytes) {
+  constexpr std::int64_t kMaster = 4;
+  if (element_bytes < kMaster) return {.weight = element_bytes};
+  return {.weight = element_bytes, .gradient = element_bytes, .state = 2 * element_bytes};
 }
 
 Result<> add_memory(const Layout& layout, const ModelShape& shape, const Sharding& sharding,
@@ -127,6 +144,8 @@ Result<> add_memory(const Layout& layout, const ModelShape& shape, const Shardin
   if (shape.layers != layout.num_layers)
     return make_error(ErrorCode::kInvalidArgument, "shape.layers", "the model has {} layers, the program {}",
                       shape.layers, layout.num_layers);
+  if (layout.tying == HeadTying::kTied && shape.tying == HeadTying::kUntied)
+    return make_error(ErrorCode::kInvalidArgument, "shape.tying", "the program ties the head, the model does not");
   if (sharding.tensor < 1 || sharding.context < 1 || sharding.data < 1 || options.optimizer_shards < 1 ||
       options.block.value() < 1)
     return make_error(ErrorCode::kInvalidArgument, "shape.sharding",
@@ -154,24 +173,37 @@ Result<> add_memory(const Layout& layout, const ModelShape& shape, const Shardin
     const StageId stage{static_cast<std::int32_t>(s)};
     std::int64_t stash = 0;
     std::int64_t weight_stash = 0;
+    std::int64_t attention = 0;
+    std::int64_t logits = 0;
     for (int part = layout.stages[s].parts.begin; part < layout.stages[s].parts.end; ++part) {
       const PartKind kind = part_at(layout.num_layers, part).kind;
-      stash += rounded(stash_bytes(shape, sharding, kind) / layout.num_slices);
+      const std::int64_t kept = rounded(stash_bytes(shape, sharding, kind) / layout.num_slices);
+      stash += kept;
       // From B to W live the inputs of the matrices and the gradients of their outputs; attention has none.
-      if (kind != PartKind::kAttn) weight_stash += rounded(stash_bytes(shape, sharding, kind) / layout.num_slices);
+      if (kind != PartKind::kAttn) weight_stash += kept;
+      if (kind == PartKind::kAttn) attention += kept;
+      if (kind == PartKind::kHead) logits += logit_bytes(shape, sharding) / layout.num_slices;
     }
     const auto in = static_cast<std::int64_t>(layout.edges_into(stage).size()) * rounded(edge);
     const auto out = static_cast<std::int64_t>(layout.edges_out_of(stage).size()) * rounded(edge);
+    // What F leaves; R makes the rest.
+    std::int64_t kept = stash;
+    if (layout.recompute != Recompute::kNone) kept = in;
+    if (layout.recompute == Recompute::kNoAttention) kept += attention;
+    kept = std::min(kept, stash);
     for (int q = 0; q < layout.num_slices; ++q) {
       const SliceId slice{q};
-      costs.stash_bytes[costs.cell(s, slice)] = Bytes{stash};
+      costs.stash_bytes[costs.cell(s, slice)] = Bytes{kept};
+      costs.remade_bytes[costs.cell(s, slice)] = Bytes{stash - kept};
+      costs.logit_bytes[costs.cell(s, slice)] = Bytes{logits};
       costs.weight_stash_bytes[costs.cell(s, slice)] = Bytes{weight_stash};
       const auto set = [&](OpKind kind, std::int64_t alloc, std::int64_t freed) {
         OpCost& op = costs.op(kind, stage, slice);
         op.alloc = alloc;
         op.freed = freed;
       };
-      set(OpKind::kForward, out + (layout.mode == Mode::kTrain ? stash : 0), in);
+      set(OpKind::kForward, out + (layout.mode == Mode::kTrain ? kept : 0), in);
+      set(OpKind::kRecompute, stash - kept, 0);
       set(OpKind::kBackwardInput, in + weight_stash, out + stash);
       set(OpKind::kBackwardWeight, 0, weight_stash);
       set(OpKind::kBackward, in, out + stash);
@@ -196,28 +228,56 @@ MemoryOwners memory_owners(const Program& program, const CostModel& costs, RankI
   const auto buffer = [&](const Value& value) {
     return (value_bytes(costs, value).value() + block - 1) / block * block;
   };
+  const bool handed_over = costs.messages == MessageBytes::kInFlight;
+  std::vector<Value> arriving;  // handed over, charged to their readers
+  const auto take_over = [&](const std::vector<EdgeId>& edges, ValueKind kind, const Op& op) {
+    std::erase_if(arriving, [&](const Value& value) {
+      const bool read = value.kind() == kind && value.microbatch() == op.microbatch && value.slice() == op.slice &&
+                        std::find(edges.begin(), edges.end(), value.edge()) != edges.end();
+      if (read) owners.buffers += buffer(value);
+      return read;
+    });
+  };
   const Row& row = program.rows[rank.index()];
   for (int at = 0; at <= position && at < static_cast<int>(row.size()); ++at) {
     const Instr& instr = row[static_cast<std::size_t>(at)];
     if (const Op* op = std::get_if<Op>(&instr)) {
       const OpCost& cost = costs.op(op->kind, op->stage, op->slice);
-      const std::int64_t stash = costs.stash_bytes[costs.cell(op->stage.index(), op->slice)].value();
-      const std::int64_t weight_stash = costs.weight_stash_bytes[costs.cell(op->stage.index(), op->slice)].value();
+      if (op->kind == OpKind::kForward) take_over(layout.edges_into(op->stage), ValueKind::kActivation, *op);
+      if (op->kind == OpKind::kBackward || op->kind == OpKind::kBackwardInput)
+        take_over(layout.edges_out_of(op->stage), ValueKind::kGradient, *op);
+      const std::size_t cell = costs.cell(op->stage.index(), op->slice);
+      const std::int64_t kept = costs.stash_bytes[cell].value();
+      const std::int64_t remade = costs.remade_bytes[cell].value();
+      const std::int64_t weight_stash = costs.weight_stash_bytes[cell].value();
+      const std::int64_t logits = costs.logit_bytes[cell].value();
       const bool last = at == position;  // what it frees is still there
       const bool trains = layout.mode == Mode::kTrain;
-      std::int64_t stash_taken = 0, stash_freed = 0, weight_taken = 0, weight_freed = 0;
-      if (op->kind == OpKind::kForward && trains) stash_taken = stash;
-      if (op->kind == OpKind::kBackward || op->kind == OpKind::kBackwardInput) stash_freed = stash;
+      const bool ends_stash = op->kind == OpKind::kBackward || op->kind == OpKind::kBackwardInput;
+      const bool makes_logits = op->kind == (remade > 0 ? OpKind::kRecompute : OpKind::kForward);
+      std::int64_t taken = 0, freed = 0, weight_taken = 0, weight_freed = 0;
+      if (op->kind == OpKind::kForward && trains) taken = kept;
+      if (op->kind == OpKind::kRecompute) taken = remade;
+      if (ends_stash) freed = kept + remade;
       if (op->kind == OpKind::kBackwardInput) weight_taken = weight_stash;
       if (op->kind == OpKind::kBackwardWeight) weight_freed = weight_stash;
-      owners.stash += stash_taken - (last ? 0 : stash_freed);
+      const std::int64_t logits_taken = makes_logits && trains ? logits : 0;
+      const std::int64_t logits_freed = ends_stash ? logits : 0;
+      owners.logits += logits_taken - (last ? 0 : logits_freed);
+      owners.stash += taken - logits_taken - (last ? 0 : freed - logits_freed);
       owners.weight_stash += weight_taken - (last ? 0 : weight_freed);
-      owners.buffers += cost.alloc - stash_taken - weight_taken - (last ? 0 : cost.freed - stash_freed - weight_freed);
+      owners.buffers += cost.alloc - taken - weight_taken - (last ? 0 : cost.freed - freed - weight_freed);
       if (last) owners.transient = cost.transient;
     } else if (const Recv* recv = std::get_if<Recv>(&instr)) {
-      owners.buffers += buffer(recv->value);
+      if (handed_over) {
+        arriving.push_back(recv->value);
+      } else {
+        owners.buffers += buffer(recv->value);
+      }
     } else if (const WaitSend* wait = std::get_if<WaitSend>(&instr)) {
-      owners.buffers -= buffer(wait->value);
+      if (!handed_over) owners.buffers -= buffer(wait->value);
+    } else if (const Send* send = std::get_if<Send>(&instr)) {
+      if (handed_over) owners.buffers -= buffer(send->value);
     }
   }
   return owners;

@@ -15,6 +15,10 @@ enum class AttentionKernel : std::uint8_t {
   kUnfused,  ///< writes the scores: all of them, causal or not
   kFlash,    ///< skips blocks above the diagonal, keeps the log-sum-exp only
 };
+enum class QkvBias : std::uint8_t {
+  kAsTheMlp,  ///< a GPT has one, a Llama none
+  kAlways,    ///< Qwen2
+};
 enum class Dropout : std::uint8_t { kOff, kOn };           ///< on: masks of one byte an element are kept
 enum class SequenceParallel : std::uint8_t { kOff, kOn };  ///< on: also what tensor parallelism leaves whole is cut
 enum class StashPolicy : std::uint8_t {
@@ -39,6 +43,9 @@ struct ModelShape {
   AttentionKernel attention = AttentionKernel::kUnfused;
   Dropout dropout = Dropout::kOff;
   std::int64_t element_bytes = 2;  ///< of activations and of the weights that compute
+  std::int64_t positions = 0;      ///< rows of a GPT's position table; 0: as many as tokens
+  HeadTying tying = HeadTying::kUntied;
+  QkvBias qkv_bias = QkvBias::kAsTheMlp;
   friend bool operator==(const ModelShape&, const ModelShape&) = default;
 };
 
@@ -73,7 +80,8 @@ double forward_flops(const ModelShape& shape, const Sharding& sharding, PartKind
 /// The part of forward_flops that the attention kernel does.
 double attention_fraction(const ModelShape& shape);
 
-/// Parameters of a part, whole (not cut by t). Matrices, or with the vectors (biases of a GPT, norms) as well.
+/// Parameters of a part, whole (not cut by t). Matrices, or with the vectors (biases of a GPT, norms) as well. A tied head
+/// has its norm only: its matrix is embed's.
 enum class Parameters : std::uint8_t { kMatrices, kAll };
 std::int64_t parameter_count(const ModelShape& shape, PartKind part, Parameters which);
 
@@ -84,9 +92,10 @@ std::int64_t parameter_count(const ModelShape& shape, PartKind part, Parameters 
 ///   mask and output); flash: log-sum-exp in fp32
 ///   post  attention output, dropout mask*, norm input*, MLP input*, before and after the activation (gated: gate, up and
 ///   product), dropout mask*
-///   embed nothing; head: input*, norm output*, logits in fp32
+///   embed nothing; head: input*, norm output*, logits in fp32 (logit_bytes of them)
 /// \source Korthikanti et al. 2022, arXiv:2205.05198, section 4: sums up to s b h (10 + 24/t + 5 a s / (h t)) per layer
 std::int64_t stash_bytes(const ModelShape& shape, const Sharding& sharding, PartKind part);
+std::int64_t logit_bytes(const ModelShape& shape, const Sharding& sharding);
 
 /// Bytes per parameter of mixed-precision training with Adam.
 struct OptimizerBytes {
@@ -104,7 +113,13 @@ struct MemoryOptions {
   Bytes block{512};          ///< allocator's granularity
 };
 
-/// Fills in the bytes of a cost model: edges, stashes, groups, and what each op takes and gives back.
+/// Bytes of a type of weights that compute (2: with fp32 masters and gradients; 4 and 8: the weights are the masters).
+OptimizerBytes adam_bytes(std::int64_t element_bytes);
+
+/// Fills in the bytes of a cost model: edges, stashes, groups, and what each op takes and gives back. Where the layout
+/// recomputes, F keeps the stage's input (no-attention: and what attention leaves), and R takes the rest of the stash.
+///
+/// \errors those of check_shape; "shape.layers", "shape.tying": the program is for another model; "shape.sharding"
 Result<> add_memory(const Layout& layout, const ModelShape& shape, const Sharding& sharding,
                     const MemoryOptions& options, CostModel& costs);
 
@@ -113,13 +128,14 @@ struct MemoryOwners {
   std::int64_t weights = 0;
   std::int64_t gradients = 0;
   std::int64_t optimizer = 0;
-  std::int64_t stash = 0;         ///< activations kept for the backward (logits of the head among them)
+  std::int64_t stash = 0;         ///< activations kept for the backward
+  std::int64_t logits = 0;        ///< kept for the backward of the head
   std::int64_t weight_stash = 0;  ///< kept from B to W
   std::int64_t buffers = 0;       ///< activations and gradients that wait for their reader or for the wire
   std::int64_t transient = 0;     ///< while the op at the position runs
   std::int64_t fixed = 0;
   [[nodiscard]] std::int64_t total() const {
-    return weights + gradients + optimizer + stash + weight_stash + buffers + transient + fixed;
+    return weights + gradients + optimizer + stash + logits + weight_stash + buffers + transient + fixed;
   }
   friend bool operator==(const MemoryOwners&, const MemoryOwners&) = default;
 };

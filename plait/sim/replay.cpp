@@ -422,12 +422,28 @@ void Replay::account_op(std::size_t rank, const Op& op, std::int64_t start, std:
   lane.last_end = end;
   lane.last_busy_end = end;
   const OpCost& cost = costs_.op(op.kind, op.stage, op.slice);
+  if (costs_.messages == MessageBytes::kInFlight) lane.bytes += taken_over(op);
   lane.bytes += cost.alloc;
   if (lane.bytes + cost.transient > lane.peak_bytes) {
     lane.peak_bytes = lane.bytes + cost.transient;
     lane.peak_position = static_cast<int>(lane.next);
   }
   lane.bytes -= cost.freed;
+}
+
+/// Bytes that an op takes from messages that were in flight.
+std::int64_t Replay::taken_over(const Op& op) const {
+  std::int64_t bytes = 0;
+  const auto take = [&](const std::vector<std::int32_t>& edges, const std::vector<EdgeCell>& cells) {
+    for (const std::int32_t e : edges) {
+      const auto edge = static_cast<std::size_t>(e);
+      if (cells[edge_cell(edge, op.microbatch, op.slice)].message.from == kNobody) continue;
+      bytes += costs_.edge_bytes[costs_.cell(edge, op.slice)].value();
+    }
+  };
+  if (op.kind == OpKind::kForward) take(into_[op.stage.index()], activations_);
+  if (produces_gradient(op.kind)) take(out_of_[op.stage.index()], gradients_);
+  return bytes;
 }
 
 Replay::Progress Replay::run_op(std::size_t rank, const Op& op) {

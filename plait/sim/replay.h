@@ -175,6 +175,7 @@ class Replay {
   std::int64_t arrival(std::int32_t from, std::int32_t to, std::int64_t now, std::int64_t bytes);
   void stand_still(std::size_t rank, std::int64_t until);
   void hold_bytes(std::size_t rank, std::int64_t bytes);
+  [[nodiscard]] std::int64_t taken_over(const Op& op) const;
   [[nodiscard]] std::int64_t buffer_bytes(const Value& value) const;
   [[nodiscard]] bool valid(const Value& value) const;
 

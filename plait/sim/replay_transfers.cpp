@@ -226,6 +226,7 @@ Replay::Progress Replay::send(std::size_t rank, const Send& send) {
     if (const Progress progress = take_for_send(rank, send); progress != Progress::kDone) return progress;
     message.is_sent = true;
     message.left = lane.clock;
+    if (costs_.messages == MessageBytes::kInFlight) lane.bytes -= buffer_bytes(send.value);
   }
   if (in_batch(rank)) {
     post(rank, &message, send.value);
@@ -272,7 +273,7 @@ Replay::Progress Replay::recv(std::size_t rank, const Recv& recv) {
   if (!message.is_posted) {
     message.is_posted = true;
     message.posted = lane.clock;
-    hold_bytes(rank, buffer_bytes(recv.value));
+    if (costs_.messages == MessageBytes::kBothEnds) hold_bytes(rank, buffer_bytes(recv.value));
   }
   if (in_batch(rank)) {
     post(rank, &message, recv.value);
@@ -317,7 +318,7 @@ Replay::Progress Replay::wait_send(std::size_t rank, const WaitSend& wait) {
   }
   const bool blocked = options_.transfers == TransferMode::kRendezvous || options_.transfers == TransferMode::kBlocking;
   if (!blocked || message.in_batch) stand_still(rank, std::max(message.posted, message.arrived));
-  lanes_[rank].bytes -= buffer_bytes(wait.value);
+  if (costs_.messages == MessageBytes::kBothEnds) lanes_[rank].bytes -= buffer_bytes(wait.value);
   return close(message, wait.value, Role::kWait);
 }
 
