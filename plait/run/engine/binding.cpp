@@ -3,6 +3,7 @@
 #include "plait/run/engine/describe.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -74,11 +75,19 @@ RouteIds number_routes(const Program& program) {
   return ids;
 }
 
+/// Edges of each stage.
+using EdgesOf = std::vector<std::vector<EdgeId>>;
+
+/// Does the rank hold all of the group's weights at all times?
+bool is_resident(const ParamGroup& group, RankId rank) {
+  return std::binary_search(group.homes.begin(), group.homes.end(), rank) &&
+         (group.residency == Residency::kResident || group.homes.size() == 1);
+}
+
 /// Walks one row and keeps what each value's state is at that point.
 class RowBinder {
  public:
-  RowBinder(const Program& program, const RouteIds& ids, std::size_t rank, const std::vector<EdgeId>& into,
-            const std::vector<EdgeId>& out_of)
+  RowBinder(const Program& program, const RouteIds& ids, std::size_t rank, const EdgesOf& into, const EdgesOf& out_of)
       : program_(program), ids_(ids), rank_(rank), into_(into), out_of_(out_of) {}
 
   Result<BoundRow> run() {
@@ -117,6 +126,26 @@ class RowBinder {
     return source;
   }
 
+  /// The weights of a group: its own on a resident home, else the oldest copy, which its first reader waits for.
+  Result<> read_weight(const Instr& instr, GroupId id, FirstReads& reads) {
+    const ParamGroup& group = program_.layout.groups[id.index()];
+    if (is_resident(group, here())) return {};
+    if (copies_[id].empty())
+      return make_error(ErrorCode::kInvalidSchedule, "engine.weight_not_here",
+                        "rank {}, position {}, {}: the weights of group {} are not here", rank_, position_,
+                        describe(instr), group.name);
+    await_copy(copies_[id].front(), reads);
+    return {};
+  }
+  void await_copy(std::optional<WeightArrival>& copy, FirstReads& reads) {
+    if (!copy) return;
+    if (reads.empty()) reads.begin = static_cast<std::int32_t>(row_.weights.size());
+    row_.weights.push_back(*copy);
+    reads.end = static_cast<std::int32_t>(row_.weights.size());
+    copy.reset();
+  }
+  void expect_weight(const WeightArrival& arrival) { copies_[arrival.group].emplace_back(arrival); }
+
   /// What has arrived for a group (or all groups) and was not added yet.
   Arrivals take_arrivals(std::optional<GroupId> group) {
     Arrivals range{.begin = static_cast<std::int32_t>(row_.arrivals.size()), .end = 0};
@@ -125,6 +154,19 @@ class RowBinder {
       row_.arrivals.push_back(arrival);
       return true;
     });
+    range.end = static_cast<std::int32_t>(row_.arrivals.size());
+    return range;
+  }
+
+  /// The first of them.
+  Arrivals take_one(GroupId group) {
+    Arrivals range{.begin = static_cast<std::int32_t>(row_.arrivals.size()), .end = 0};
+    const auto first =
+        std::find_if(pending_.begin(), pending_.end(), [&](const Arrival& arrival) { return arrival.group == group; });
+    if (first != pending_.end()) {
+      row_.arrivals.push_back(*first);
+      pending_.erase(first);
+    }
     range.end = static_cast<std::int32_t>(row_.arrivals.size());
     return range;
   }
@@ -138,14 +180,13 @@ class RowBinder {
             [&](const WaitSend& wait) { return bind_wait_sent(instr, wait); },
             [&](const Collective& collective) { return bind_collective(instr, collective); },
             [&](const WaitCollective& wait) { return bind_wait_collective(instr, wait); },
-            [&](const Add& add) -> Result<BoundInstr> {
-              return BoundInstr{BoundAdd{.arrivals = take_arrivals(add.group)}};
-            },
+            [&](const Free& free) { return bind_free(instr, free); },
+            [&](const Add& add) -> Result<BoundInstr> { return BoundInstr{BoundAdd{.arrivals = take_one(add.group)}}; },
             [&](const Step& step) -> Result<BoundInstr> {
               steps_follow_norm_ &= norm_done_;
               return BoundInstr{BoundStep{.group = step.group, .arrivals = take_arrivals(step.group)}};
             },
-            // Pairs and turns order nothing here: a row runs in its order. A weight of one home is never dropped.
+            // Pairs and turns order nothing here: a row runs in its order.
             [](const auto&) -> Result<BoundInstr> { return BoundInstr{BoundNothing{}}; },
         },
         instr);
@@ -155,36 +196,24 @@ class RowBinder {
     const Layout& layout = program_.layout;
     if (op.kind == OpKind::kRecompute)
       return refuse("engine.recompute", instr, "recompute is not run yet; build the schedule without it");
-    const Stage& stage = layout.stages[op.stage.index()];
-    for (const GroupId id : stage.groups) {
-      const ParamGroup& group = layout.groups[id.index()];
-      if (!std::binary_search(group.homes.begin(), group.homes.end(), here()))
-        return refuse("engine.travelling_weight", instr,
-                      fmt::format("the weights of group {} do not live here, and weights that travel are not run yet",
-                                  group.name));
-      if (group.residency == Residency::kSharded && group.homes.size() > 1)
-        return refuse("engine.sharded_weight", instr,
-                      fmt::format("the weights of group {} are cut over {} ranks, which is not run yet", group.name,
-                                  group.homes.size()));
-    }
     row_.stages.push_back(op.stage);
     BoundOp bound{.kind = op.kind,
                   .stage = op.stage.value(),
                   .data = op.microbatch.value() * layout.num_slices + op.slice.value(),
                   .slice = op.slice.value()};
-    const EdgeId in = into_[op.stage.index()];
-    const EdgeId out = out_of_[op.stage.index()];
     const bool train = layout.mode == Mode::kTrain;
+    // The weight gradient needs the stash alone.
+    if (op.kind != OpKind::kBackwardWeight)
+      for (const GroupId id : layout.stages[op.stage.index()].groups)
+        PLAIT_TRY_VOID(read_weight(instr, id, bound.weights));
     switch (op.kind) {
       case OpKind::kForward:
-        if (in.value() != kAbsent) bound.input = read(Value::activation(in, op.microbatch, op.slice));
-        if (out.value() != kAbsent) bound.output = slot(Value::activation(out, op.microbatch, op.slice));
+        bind_edges(bound, op, ValueKind::kActivation);
         if (train) bound.stash.slot = slot(Value::stash(op.stage, op.microbatch, op.slice));
         break;
       case OpKind::kBackward:
       case OpKind::kBackwardInput:
-        if (out.value() != kAbsent) bound.input = read(Value::gradient(out, op.microbatch, op.slice));
-        if (in.value() != kAbsent) bound.output = slot(Value::gradient(in, op.microbatch, op.slice));
+        bind_edges(bound, op, ValueKind::kGradient);
         bound.stash = read(Value::stash(op.stage, op.microbatch, op.slice));
         if (op.kind == OpKind::kBackwardInput)
           bound.weight_stash.slot = slot(Value::weight_stash(op.stage, op.microbatch, op.slice));
@@ -205,16 +234,46 @@ class RowBinder {
     return BoundInstr{bound};
   }
 
+  /// Activations go from the edges into a stage to those out of it, gradients the other way.
+  void bind_edges(BoundOp& bound, const Op& op, ValueKind kind) {
+    const bool forward = kind == ValueKind::kActivation;
+    const auto value = [&](EdgeId edge) {
+      return forward ? Value::activation(edge, op.microbatch, op.slice)
+                     : Value::gradient(edge, op.microbatch, op.slice);
+    };
+    const std::vector<EdgeId>& from = (forward ? into_ : out_of_)[op.stage.index()];
+    const std::vector<EdgeId>& to = (forward ? out_of_ : into_)[op.stage.index()];
+    if (from.size() == 1) {
+      bound.input = read(value(from.front()));
+      bound.in_edge = from.front();
+    }
+    if (to.size() == 1) {
+      bound.output = slot(value(to.front()));
+      bound.out_edge = to.front();
+    }
+    const auto next = [&] { return static_cast<std::int32_t>(row_.branches.size()); };
+    if (from.size() > 1) {
+      bound.inputs.begin = next();
+      for (const EdgeId edge : from) row_.branches.push_back({.edge = edge, .source = read(value(edge))});
+      bound.inputs.end = next();
+    }
+    if (to.size() > 1) {
+      bound.outputs.begin = next();
+      for (const EdgeId edge : to) row_.branches.push_back({.edge = edge, .source = {.slot = slot(value(edge))}});
+      bound.outputs.end = next();
+    }
+  }
+
   static bool can_travel(ValueKind kind) {
     switch (kind) {
       case ValueKind::kActivation:
       case ValueKind::kGradient:
       case ValueKind::kStash:
       case ValueKind::kWeightStash:
+      case ValueKind::kWeight:
       case ValueKind::kWeightGrad: return true;
       case ValueKind::kKv:
       case ValueKind::kKvGrad:
-      case ValueKind::kWeight:
       case ValueKind::kNorm: return false;
     }
     return false;
@@ -237,6 +296,9 @@ class RowBinder {
     if (send.value.kind() == ValueKind::kWeightGrad) {
       bound.source.slot = send.value.group().value();
       bound.arrivals = take_arrivals(send.value.group());
+    } else if (send.value.kind() == ValueKind::kWeight) {
+      bound.source.slot = send.value.group().value();
+      PLAIT_TRY_VOID(read_weight(instr, send.value.group(), bound.weights));
     } else {
       bound.source = read(send.value);
     }
@@ -245,12 +307,16 @@ class RowBinder {
 
   Result<BoundInstr> bind_receive(const Instr& instr, const Recv& recv) {
     PLAIT_TRY(const TransferId id, find_transfer(instr, receives_.transfer(recv.peer, here(), recv.value)));
+    BoundReceive bound{.transfer = id, .kind = recv.value.kind()};
+    if (recv.value.is_group()) bound.group = recv.value.group().value();
     if (recv.value.kind() == ValueKind::kWeightGrad) {
       pending_.push_back(Arrival{.group = recv.value.group(), .transfer = id});
+    } else if (recv.value.kind() == ValueKind::kWeight) {
+      expect_weight({.group = recv.value.group(), .transfer = id});
     } else {
       arriving_[recv.value] = id;
     }
-    return BoundInstr{BoundReceive{.transfer = id, .kind = recv.value.kind()}};
+    return BoundInstr{bound};
   }
 
   Result<BoundInstr> bind_wait_sent(const Instr& instr, const WaitSend& wait) {
@@ -265,19 +331,60 @@ class RowBinder {
 
   Result<BoundInstr> bind_collective(const Instr& instr, const Collective& collective) {
     const CollectiveId id = ids_.collectives.at(entered_.collective(collective));
-    const bool alone = program_.layout.rank_sets[collective.ranks.index()].size() == 1;
-    const ValueKind kind = collective.value.kind();
-    if (!alone &&
-        (collective.kind != CollectiveKind::kAllReduce || (kind != ValueKind::kWeightGrad && kind != ValueKind::kNorm)))
-      return refuse("engine.collective", instr,
-                    "of several members, only the all_reduce of weight gradients and of the norm is run yet");
     open_collectives_[{collective.kind, collective.value}] = id;
-    if (kind == ValueKind::kNorm)
-      return BoundInstr{BoundReduceNorm{.collective = id, .arrivals = take_arrivals(std::nullopt)}};
-    if (kind == ValueKind::kWeightGrad)
-      return BoundInstr{BoundReduceGrad{
-          .collective = id, .group = collective.value.group(), .arrivals = take_arrivals(collective.value.group())}};
-    return BoundInstr{BoundNothing{}};
+    switch (collective.value.kind()) {
+      case ValueKind::kNorm:
+        if (collective.kind != CollectiveKind::kAllReduce) break;
+        return BoundInstr{BoundReduceNorm{.collective = id, .arrivals = take_arrivals(std::nullopt)}};
+      case ValueKind::kWeightGrad:
+        if (!sums(collective.kind) || !suits(collective)) break;
+        return BoundInstr{BoundReduceGrad{.collective = id, .group = collective.value.group()}};
+      case ValueKind::kWeight:
+        if (collective.kind != CollectiveKind::kAllGather && collective.kind != CollectiveKind::kBroadcast) break;
+        if (!suits(collective)) break;
+        return bind_gather(instr, collective, id);
+      default: break;
+    }
+    return refuse(
+        "engine.collective", instr,
+        "of collectives, only those that sum weight gradients or the norm and those that bring weights are run");
+  }
+
+  /// Shards exist where a group is sharded over just the members; alone a member has the whole.
+  [[nodiscard]] bool suits(const Collective& collective) const {
+    if (collective.kind != CollectiveKind::kAllGather && collective.kind != CollectiveKind::kReduceScatter) return true;
+    const ParamGroup& group = program_.layout.groups[collective.value.group().index()];
+    const std::vector<RankId>& members = program_.layout.rank_sets[collective.ranks.index()];
+    return members.size() == 1 || (group.residency == Residency::kSharded && members == group.homes);
+  }
+
+  static bool sums(CollectiveKind kind) {
+    return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
+           kind == CollectiveKind::kReduceScatter;
+  }
+
+  Result<BoundInstr> bind_gather(const Instr& instr, const Collective& collective, CollectiveId id) {
+    const GroupId group = collective.value.group();
+    const bool alone = program_.layout.rank_sets[collective.ranks.index()].size() == 1;
+    if (alone && is_resident(program_.layout.groups[group.index()], here())) return BoundInstr{BoundNothing{}};
+    BoundGather bound{.collective = id, .group = group};
+    if (collective.kind == CollectiveKind::kBroadcast && collective.root == here())
+      PLAIT_TRY_VOID(read_weight(instr, group, bound.weights));
+    else
+      expect_weight({.group = group, .collective = id});
+    return BoundInstr{bound};
+  }
+
+  /// Drops the oldest copy; of what is resident there may be none.
+  Result<BoundInstr> bind_free(const Instr& instr, const Free& free) {
+    const GroupId group = free.value.group();
+    std::deque<std::optional<WeightArrival>>& copies = copies_[group];
+    if (copies.empty() && is_resident(program_.layout.groups[group.index()], here())) return BoundInstr{BoundNothing{}};
+    BoundFree bound{.group = group};
+    if (copies.empty()) PLAIT_TRY_VOID(read_weight(instr, group, bound.weights));
+    await_copy(copies.front(), bound.weights);
+    copies.pop_front();
+    return BoundInstr{bound};
   }
 
   Result<BoundInstr> bind_wait_collective(const Instr& instr, const WaitCollective& wait) {
@@ -291,15 +398,18 @@ class RowBinder {
       norm_done_ = true;
       return BoundInstr{BoundFinishNorm{.collective = id}};
     }
-    if (wait.value.kind() == ValueKind::kWeightGrad) return BoundInstr{BoundFinishGrad{.collective = id}};
-    return BoundInstr{BoundNothing{}};
+    if (wait.value.kind() == ValueKind::kWeightGrad)
+      return BoundInstr{BoundFinishGrad{.collective = id, .group = wait.value.group()}};
+    BoundAwaitWeights bound;
+    PLAIT_TRY_VOID(read_weight(instr, wait.value.group(), bound.weights));
+    return BoundInstr{bound};
   }
 
   const Program& program_;
   const RouteIds& ids_;
   std::size_t rank_;
-  const std::vector<EdgeId>& into_;  ///< per stage, kAbsent where there is none
-  const std::vector<EdgeId>& out_of_;
+  const EdgesOf& into_;
+  const EdgesOf& out_of_;
   BoundRow row_;
   std::size_t position_ = 0;
   Names sends_;
@@ -311,6 +421,8 @@ class RowBinder {
   std::map<std::pair<Value, RankId>, std::vector<TransferId>> unawaited_;
   std::map<std::pair<CollectiveKind, Value>, CollectiveId> open_collectives_;
   std::vector<Arrival> pending_;
+  /// Received or gathered weights that are not freed, oldest first; with what brings them until their first reader.
+  std::map<GroupId, std::deque<std::optional<WeightArrival>>> copies_;
   bool norm_done_ = false;
   bool steps_follow_norm_ = true;
 };
@@ -319,22 +431,16 @@ class RowBinder {
 
 Result<BoundProgram> bind(const Program& program) {
   const Layout& layout = program.layout;
-  std::vector<EdgeId> into(layout.stages.size(), EdgeId{kAbsent});
-  std::vector<EdgeId> out_of(layout.stages.size(), EdgeId{kAbsent});
+  EdgesOf into(layout.stages.size());
+  EdgesOf out_of(layout.stages.size());
   for (std::size_t e = 0; e < layout.edges.size(); ++e) {
     const EdgeId edge{static_cast<std::int32_t>(e)};
-    EdgeId& in = into[layout.edges[e].consumer.index()];
-    EdgeId& out = out_of[layout.edges[e].producer.index()];
-    if (in.value() != kAbsent || out.value() != kAbsent)
-      return make_error(
-          ErrorCode::kUnsupported, "engine.branches",
-          "edge {} from stage {} to stage {}: a stage with several predecessors or successors is not run yet", e,
-          layout.edges[e].producer.value(), layout.edges[e].consumer.value());
-    in = edge;
-    out = edge;
+    into[layout.edges[e].consumer.index()].push_back(edge);
+    out_of[layout.edges[e].producer.index()].push_back(edge);
   }
   RouteIds ids = number_routes(program);
   BoundProgram bound;
+  PLAIT_TRY(bound.edges, edge_tensors(layout));
   bound.has_norm = true;
   for (std::size_t rank = 0; rank < program.rows.size(); ++rank) {
     RowBinder binder(program, ids, rank, into, out_of);

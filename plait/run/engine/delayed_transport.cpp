@@ -1,7 +1,9 @@
 #include "plait/run/engine/delayed_transport.h"
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -17,11 +19,17 @@ WaitStatus sleep_until(Clock::time_point time, Clock::time_point deadline) {
   return time <= deadline ? WaitStatus::kReady : WaitStatus::kTimedOut;
 }
 
+std::int64_t ticks(Clock::time_point time) {
+  return time.time_since_epoch().count();
+}
+
 /// Hands everything on to another transport, and lets a message be received only when it is due.
 class DelayedTransport : public Transport {
  public:
   explicit DelayedTransport(std::unique_ptr<Transport> inner)
-      : inner_(std::move(inner)), due_(inner_->routes().transfers.size()), left_(due_.size()) {}
+      : inner_(std::move(inner)), due_(inner_->routes().transfers.size()), left_(due_.size()) {
+    for (const CollectiveRoute& route : routes().collectives) entries_.emplace_back(route.members.size());
+  }
 
   [[nodiscard]] const Routes& routes() const override { return inner_->routes(); }
   void begin_step() override {
@@ -44,10 +52,23 @@ class DelayedTransport : public Transport {
     return status == WaitStatus::kReady ? sleep_until(left_[static_cast<std::size_t>(id)], deadline) : status;
   }
   void enter(CollectiveId id, RankId member, std::span<const at::Tensor> tensors) override {
-    inner_->enter(id, member, tensors);
+    Entry& entry = entries_[static_cast<std::size_t>(id)][place_of(id, member)];
+    entry.bytes = 0;
+    for (const at::Tensor& tensor : tensors)
+      if (tensor.defined()) entry.bytes += static_cast<std::int64_t>(tensor.nbytes());
+    entry.at = Clock::now();
+    inner_->enter(id, member, tensors);  // publishes the entry
   }
   WaitStatus finish(CollectiveId id, RankId member, Clock::time_point deadline) override {
-    return inner_->finish(id, member, deadline);
+    const WaitStatus status = inner_->finish(id, member, deadline);
+    const std::vector<Entry>& entries = entries_[static_cast<std::size_t>(id)];
+    if (status != WaitStatus::kReady || entries.size() == 1) return status;
+    Entry last = entries.front();
+    for (const Entry& entry : entries) {
+      last.at = std::max(last.at, entry.at);
+      last.bytes = std::max(last.bytes, entry.bytes);
+    }
+    return sleep_until(last.at + duration(id, member, Bytes{last.bytes}), deadline);
   }
   [[nodiscard]] RankId awaited(CollectiveId id, RankId member) const override { return inner_->awaited(id, member); }
   void stop() override { inner_->stop(); }
@@ -55,78 +76,102 @@ class DelayedTransport : public Transport {
  protected:
   /// When the last byte leaves the source, and when it arrives. On the source's thread.
   virtual std::pair<Clock::time_point, Clock::time_point> times(TransferId id, Bytes bytes) = 0;
+  /// From the entry of the last member to the end for `member`. \param bytes  of the whole value
+  virtual Clock::duration duration(CollectiveId id, RankId member, Bytes bytes) = 0;
   [[nodiscard]] std::uint64_t step() const { return step_; }
 
  private:
+  /// Written by the member before it enters, read by those that have seen it enter.
+  struct Entry {
+    Clock::time_point at;
+    std::int64_t bytes = 0;
+  };
+  [[nodiscard]] std::size_t place_of(CollectiveId id, RankId member) const {
+    const std::vector<RankId>& members = routes().collectives[static_cast<std::size_t>(id)].members;
+    return static_cast<std::size_t>(std::lower_bound(members.begin(), members.end(), member) - members.begin());
+  }
+
   std::unique_ptr<Transport> inner_;
   std::vector<Clock::time_point> due_;
   std::vector<Clock::time_point> left_;
+  std::vector<std::vector<Entry>> entries_;  ///< per collective and member
   std::uint64_t step_ = 0;
 };
 
-Nanos transmission(const Link& link, double bytes) {
-  return Nanos{link.bytes_per_second > 0 ? static_cast<std::int64_t>(bytes / link.bytes_per_second * 1e9) : 0};
+std::chrono::nanoseconds transmission(const EmulatedLink& link, double bytes) {
+  return std::chrono::nanoseconds(
+      link.bytes_per_second > 0 ? static_cast<std::int64_t>(bytes / link.bytes_per_second * 1e9) : 0);
 }
+
+/// What serves messages first come, first served: a link or a port. Several ranks may ask at once.
+struct alignas(64) Lane {
+  std::atomic<std::int64_t> free_at = 0;  ///< ticks of the clock
+
+  /// Takes the next `busy` of its time from `now` on; when it is through.
+  Clock::time_point take(Clock::time_point now, Clock::duration busy) {
+    std::int64_t before = free_at.load(std::memory_order_relaxed);
+    std::int64_t after = 0;
+    do {
+      after = std::max(before, ticks(now)) + busy.count();
+    } while (!free_at.compare_exchange_weak(before, after, std::memory_order_relaxed));
+    return Clock::time_point(Clock::duration(after));
+  }
+};
 
 class EmulatedTransport final : public DelayedTransport {
  public:
-  EmulatedTransport(std::unique_ptr<Transport> inner, const std::function<Link(RankId, RankId)>& link)
-      : DelayedTransport(std::move(inner)), num_ranks_(static_cast<std::size_t>(routes().num_ranks)) {
-    for (int from = 0; from < routes().num_ranks; ++from)
-      for (int to = 0; to < routes().num_ranks; ++to)
-        lanes_.push_back(Lane{.link = link(RankId{from}, RankId{to}), .free_at = {}});
-    collective_bytes_.resize(routes().collectives.size());
-    for (std::size_t c = 0; c < collective_bytes_.size(); ++c)
-      collective_bytes_[c].resize(routes().collectives[c].members.size());
-  }
-
-  void enter(CollectiveId id, RankId member, std::span<const at::Tensor> tensors) override {
-    double bytes = 0;
-    for (const at::Tensor& tensor : tensors)
-      if (tensor.defined()) bytes += static_cast<double>(tensor.nbytes());
-    own_bytes(id, member) = bytes;
-    DelayedTransport::enter(id, member, tensors);
-  }
-
-  WaitStatus finish(CollectiveId id, RankId member, Clock::time_point deadline) override {
-    const WaitStatus status = DelayedTransport::finish(id, member, deadline);
-    const CollectiveRoute& route = routes().collectives[static_cast<std::size_t>(id)];
-    const std::size_t n = route.members.size();
-    if (status != WaitStatus::kReady || n == 1) return status;
-    // Ring: each hop carries 1/n of the bytes over every link of the ring at once.
-    const double bytes = own_bytes(id, member) / static_cast<double>(n);
-    Nanos hop{0};
-    for (std::size_t place = 0; place < n; ++place) {
-      const Link& link = lane(route.members[place], route.members[(place + 1) % n]).link;
-      hop = std::max(hop, link.latency + transmission(link, bytes));
-    }
-    const auto hops = static_cast<std::int64_t>((route.kind == CollectiveKind::kAllReduce ? 2 : 1) * (n - 1));
-    return sleep_until(Clock::now() + std::chrono::nanoseconds((hops * hop).value()), deadline);
-  }
+  EmulatedTransport(std::unique_ptr<Transport> inner, const EmulatedCluster& cluster)
+      : DelayedTransport(std::move(inner)),
+        cluster_(cluster),
+        num_ranks_(static_cast<std::size_t>(routes().num_ranks)),
+        links_(num_ranks_ * num_ranks_),
+        out_of_(num_ranks_),
+        into_(num_ranks_) {}
 
  private:
-  struct alignas(64) Lane {
-    Link link;
-    Clock::time_point free_at;  ///< touched by the source's thread only
-  };
-  Lane& lane(RankId from, RankId to) { return lanes_[from.index() * num_ranks_ + to.index()]; }
-  double& own_bytes(CollectiveId id, RankId member) {
-    const std::vector<RankId>& members = routes().collectives[static_cast<std::size_t>(id)].members;
-    const auto place = std::lower_bound(members.begin(), members.end(), member) - members.begin();
-    return collective_bytes_[static_cast<std::size_t>(id)][static_cast<std::size_t>(place)];
+  [[nodiscard]] std::size_t group_of(RankId rank) const {
+    return rank.index() / static_cast<std::size_t>(cluster_.ranks_per_group);
   }
 
   std::pair<Clock::time_point, Clock::time_point> times(TransferId id, Bytes bytes) override {
     const Transfer& transfer = routes().transfers[static_cast<std::size_t>(id)];
-    Lane& on = lane(transfer.source, transfer.destination);
-    const Nanos busy = transmission(on.link, static_cast<double>(bytes.value()));
-    on.free_at = std::max(on.free_at, Clock::now()) + std::chrono::nanoseconds(busy.value());
-    return {on.free_at, on.free_at + std::chrono::nanoseconds(on.link.latency.value())};
+    const std::size_t from = group_of(transfer.source);
+    const std::size_t to = group_of(transfer.destination);
+    const EmulatedLink& link = from == to ? cluster_.inner : cluster_.outer;
+    const auto busy = transmission(link, static_cast<double>(bytes.value()));
+    const Clock::time_point now = Clock::now();
+    Clock::time_point left;
+    if (from == to) {
+      left = links_[transfer.source.index() * num_ranks_ + transfer.destination.index()].take(now, busy);
+    } else {
+      left = out_of_[from].take(now, busy);
+      left = into_[to].take(left - busy, busy);
+    }
+    return {left, left + std::chrono::nanoseconds(link.latency.value())};
   }
 
+  Clock::duration duration(CollectiveId id, RankId, Bytes bytes) override {
+    const CollectiveRoute& route = routes().collectives[static_cast<std::size_t>(id)];
+    const bool inside = std::all_of(route.members.begin(), route.members.end(),
+                                    [&](RankId member) { return group_of(member) == group_of(route.members.front()); });
+    const EmulatedLink& link = inside ? cluster_.inner : cluster_.outer;
+    const auto n = static_cast<std::int64_t>(route.members.size());
+    const std::chrono::nanoseconds latency(link.latency.value());
+    const auto whole = static_cast<double>(bytes.value());
+    switch (route.kind) {
+      case CollectiveKind::kBroadcast:
+      case CollectiveKind::kReduce: return (n - 1) * latency + transmission(link, whole);
+      case CollectiveKind::kAllReduce:
+        return 2 * (n - 1) * (latency + transmission(link, whole / static_cast<double>(n)));
+      default: return (n - 1) * (latency + transmission(link, whole / static_cast<double>(n)));
+    }
+  }
+
+  EmulatedCluster cluster_;
   std::size_t num_ranks_;
-  std::vector<Lane> lanes_;                            ///< per ordered pair
-  std::vector<std::vector<double>> collective_bytes_;  ///< per collective and member; touched by that member only
+  std::vector<Lane> links_;   ///< per ordered pair inside a group
+  std::vector<Lane> out_of_;  ///< per group: its port for what leaves
+  std::vector<Lane> into_;    ///< per group: its port for what comes
 };
 
 /// Counter-based: the same three numbers always give the same result.
@@ -154,20 +199,26 @@ class RandomDelayTransport final : public DelayedTransport {
     const Clock::time_point due = Clock::now() + std::chrono::nanoseconds(delay);
     return {due, due};
   }
+  Clock::duration duration(CollectiveId id, RankId member, Bytes) override {
+    const auto range = static_cast<std::uint64_t>(most_.value()) + 1;
+    const auto which = routes().transfers.size() + static_cast<std::size_t>(id) * 64 + member.index();
+    return std::chrono::nanoseconds(mix(seed_, step(), which) % range);
+  }
   std::uint64_t seed_;
   Nanos most_;
 };
 
 }  // namespace
 
-TransportWrapper emulate_links(std::function<Link(RankId, RankId)> link) {
-  return [link = std::move(link)](std::unique_ptr<Transport> inner) {
-    return std::make_unique<EmulatedTransport>(std::move(inner), link);
+TransportWrapper emulate_cluster(const EmulatedCluster& cluster) {
+  return [cluster](std::unique_ptr<Transport> inner) {
+    return std::make_unique<EmulatedTransport>(std::move(inner), cluster);
   };
 }
 
-TransportWrapper emulate_links(Link link) {
-  return emulate_links([link](RankId, RankId) { return link; });
+TransportWrapper emulate_links(EmulatedLink link) {
+  constexpr int kEveryone = 1 << 30;  // one group
+  return emulate_cluster(EmulatedCluster{.ranks_per_group = kEveryone, .inner = link, .outer = link});
 }
 
 TransportWrapper delay_at_random(std::uint64_t seed, Nanos most) {

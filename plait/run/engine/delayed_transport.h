@@ -3,27 +3,40 @@
 #include "plait/run/engine/transport.h"
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 
 namespace plait {
 
 /// A link between two ranks.
-struct Link {
+struct EmulatedLink {
   Nanos latency;                ///< from the last byte sent to its arrival
   double bytes_per_second = 0;  ///< 0 = unlimited
 };
 
-/// Gives every ordered pair of ranks a link, so that a slow interconnect can be tried on one machine. Messages of a pair
-/// follow each other on their link; a send's wait ends when its last byte has left. A collective of N members lasts as a
-/// ring over its slowest link: all_reduce 2 (N - 1) hops of 1/N of the bytes each, the others half of that.
+/// Groups of neighbouring ranks of equal size, with a fast link between each two of a group and one slow port in each
+/// direction between a group and the others, which its ranks share.
+struct EmulatedCluster {
+  int ranks_per_group = 1;
+  EmulatedLink inner;
+  EmulatedLink outer;
+};
+
+/// Gives ranks links, so that a slow interconnect can be tried on one machine: what arrives is delayed, without burning
+/// time of the processor. Messages on a link follow each other; a send's wait ends when its last byte has left. A message
+/// between groups takes the ports of both one after the other where they are busy, and both at once where they are free.
 ///
-/// Not covered: links that several pairs share.
-TransportWrapper emulate_links(std::function<Link(RankId from, RankId to)> link);
-TransportWrapper emulate_links(Link link);
+/// A collective of N members begins when the last of them has entered and lasts as a ring over its slowest link (latency a,
+/// S bytes in b seconds): all_reduce 2 (N - 1) (a + b / N), reduce_scatter and all_gather half of that, broadcast and
+/// reduce (N - 1) a + b.
+/// \source the simulator's cluster (sim/cluster.h) with one card per node and the ring
+TransportWrapper emulate_cluster(const EmulatedCluster& cluster);
+
+/// One kind of link between all ranks, each pair's its own.
+TransportWrapper emulate_links(EmulatedLink link);
 
 /// Every message arrives late by a random time up to `most`, whatever was sent before or after it: messages of a pair
-/// and of different pairs overtake each other. Drawn from (seed, step, transfer). For tests.
+/// and of different pairs overtake each other. Collectives end late too, for each member at another time. Drawn from (seed,
+/// step, transfer or collective). For tests.
 TransportWrapper delay_at_random(std::uint64_t seed, Nanos most);
 
 }  // namespace plait

@@ -41,6 +41,15 @@ Result<> check_model(const Program& program, const ModelConfig& config) {
   return {};
 }
 
+/// Adds the bytes that one row moved to those of their kinds of value.
+void add_moved(const Row& row, const std::vector<TraceEvent>& trace, std::map<ValueKind, Bytes>& by_kind) {
+  for (std::size_t at = 0; at < row.size(); ++at) {
+    if (trace[at].moved == Bytes{0}) continue;
+    if (const Send* send = std::get_if<Send>(&row[at])) by_kind[send->value.kind()] += trace[at].moved;
+    if (const Collective* entry = std::get_if<Collective>(&row[at])) by_kind[entry->value.kind()] += trace[at].moved;
+  }
+}
+
 class ThreadEngine final : public Engine {
  public:
   ThreadEngine(const ModelConfig& config, const EngineOptions& options, int num_ranks)
@@ -71,8 +80,9 @@ class ThreadEngine final : public Engine {
       return make_error(ErrorCode::kUnsupported, "engine.no_norm",
                         "the program steps before the global norm is known; clip with none, or lower it anew");
     threads_.run([&](RankId rank) {
-      workers_[rank.index()] = std::make_unique<RankWorker>(rank, run->program.layout, config_, options_,
-                                                            options_.kernels, parameter_order_);
+      workers_[rank.index()] =
+          std::make_unique<RankWorker>(rank, run->program.layout, run->bound.rows[rank.index()].stages, config_,
+                                       options_, options_.kernels, parameter_order_);
     });
     PLAIT_TRY_VOID(make_rank_runs(*run));
     main_ = std::move(run);
@@ -115,6 +125,7 @@ class ThreadEngine final : public Engine {
     std::map<std::string, at::Tensor> first;
     for (const auto& worker : workers_) {
       for (const auto& [name, parameter] : worker->parameters().by_name()) {
+        if (parameter.master.numel() != whole_size(parameter)) continue;  // a shard has no copies
         const auto [at, is_new] = first.try_emplace(name, parameter.master);
         if (!is_new && !at::equal(at->second, parameter.master)) names.push_back(name);
       }
@@ -139,6 +150,7 @@ class ThreadEngine final : public Engine {
       result.peak_bytes.push_back(workers_[rank]->account().peak());
       result.bytes_moved.push_back(ran.moved);
       result.peak_stashes.push_back(ran.peak_stashes);
+      add_moved(main_->program.rows[rank], ran.trace, result.moved_by_kind);
     }
     return result;
   }
@@ -204,6 +216,7 @@ class ThreadEngine final : public Engine {
     for (WaitState& wait : waits_) wait.peer.store(kAbsent);
     const StepContext context{
         .program = &program_run.program,
+        .bound = &program_run.bound,
         .transport = program_run.transport.get(),
         .data = std::move(slices),
         .learning_rate = learning_rate,

@@ -68,6 +68,7 @@ struct StepResult {
   std::vector<std::vector<TraceEvent>> trace;  ///< per rank, in row order
   std::vector<Bytes> peak_bytes;               ///< per rank, highest since the engine was made
   std::vector<Bytes> bytes_moved;              ///< per rank, sent in this step
+  std::map<ValueKind, Bytes> moved_by_kind;    ///< the same over all ranks, for each kind of value that moved
   std::vector<int> peak_stashes;  ///< per rank: most (stage, micro-batch, slice) between F and BW or W at once
 };
 

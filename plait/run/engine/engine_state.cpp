@@ -1,6 +1,7 @@
 #include "plait/run/engine/engine_state.h"
 
-#include <ATen/ops/clone.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -27,11 +28,28 @@ Result<> check_shape(const std::string& name, const char* what, const at::Tensor
                    fmt::join(shape, ", "));
 }
 
-at::Tensor copy_of(const at::Tensor& tensor) {
-  return at::clone(tensor, at::MemoryFormat::Contiguous);
+/// The elements of a whole tensor that the rank holds.
+at::Tensor held_part(const at::Tensor& whole, const Parameter& parameter) {
+  return whole.reshape(-1).narrow(0, parameter.begin, parameter.master.numel()).view(parameter.master.sizes());
+}
+
+/// Writes what the rank holds into the whole, which is made where it is not there yet.
+void put_part(at::Tensor& whole, const Parameter& parameter, const at::Tensor& part) {
+  if (!whole.defined()) whole = at::empty(parameter.shape, part.options());
+  held_part(whole, parameter).copy_(part);
+}
+
+bool is_whole(const Parameter& parameter) {
+  return parameter.master.numel() == whole_size(parameter);
 }
 
 }  // namespace
+
+std::int64_t whole_size(const Parameter& parameter) {
+  std::int64_t size = 1;
+  for (const std::int64_t extent : parameter.shape) size *= extent;
+  return size;
+}
 
 Result<> check_state(const std::map<std::string, ParameterState>& state, const ModelConfig& config,
                      OptimizerKind optimizer) {
@@ -65,12 +83,12 @@ void load_rank(RankWorker& worker, const std::map<std::string, ParameterState>& 
   }
   for (auto& [name, parameter] : worker.parameters().by_name()) {
     const ParameterState& from = state.at(name);
-    parameter.master.copy_(from.master);
+    parameter.master.copy_(held_part(from.master, parameter));
     if (worker.optimizer() == nullptr || from.moments.empty()) continue;
     const Moments moments = worker.optimizer()->moments(parameter);
     if (!moments.exp_avg.defined()) continue;
-    moments.exp_avg.copy_(from.moments.at(kExpAvg));
-    moments.exp_avg_sq.copy_(from.moments.at(kExpAvgSq));
+    moments.exp_avg.copy_(held_part(from.moments.at(kExpAvg), parameter));
+    moments.exp_avg_sq.copy_(held_part(from.moments.at(kExpAvgSq), parameter));
   }
   worker.parameters().refresh_compute();
 }
@@ -78,21 +96,22 @@ void load_rank(RankWorker& worker, const std::map<std::string, ParameterState>& 
 void save_rank(const RankWorker& worker, std::map<std::string, ParameterState>& state) {
   for (const auto& [name, parameter] : worker.parameters().by_name()) {
     const auto [at, is_new] = state.try_emplace(name);
-    if (!is_new) continue;
-    at->second.master = copy_of(parameter.master);
+    if (!is_new && is_whole(parameter)) continue;
+    put_part(at->second.master, parameter, parameter.master);
     if (worker.optimizer() == nullptr) continue;
     const Moments moments = worker.optimizer()->moments(parameter);
     if (!moments.exp_avg.defined()) continue;
-    at->second.moments = {{kExpAvg, copy_of(moments.exp_avg)}, {kExpAvgSq, copy_of(moments.exp_avg_sq)}};
+    put_part(at->second.moments[kExpAvg], parameter, moments.exp_avg);
+    put_part(at->second.moments[kExpAvgSq], parameter, moments.exp_avg_sq);
   }
 }
 
 void save_gradients(const RankWorker& worker, std::map<std::string, at::Tensor>& gradients) {
   for (const auto& [name, parameter] : worker.parameters().by_name()) {
     const auto [at, is_new] = gradients.try_emplace(name);
-    if (!is_new) continue;
-    at->second = copy_of(parameter.grads.front());
-    if (worker.clip_factor() < 1) at->second.div_(worker.clip_factor());
+    if (!is_new && is_whole(parameter)) continue;
+    put_part(at->second, parameter, parameter.grads.front());
+    if (worker.clip_factor() < 1) held_part(at->second, parameter).div_(worker.clip_factor());
   }
 }
 

@@ -15,10 +15,13 @@ namespace plait {
 Result<> check_state(const std::map<std::string, ParameterState>& state, const ModelConfig& config,
                      OptimizerKind optimizer);
 
-/// Copies what the rank holds; moments that are not given become zero. `state` was checked.
+/// Elements of the tensor of which a rank holds all or a shard.
+std::int64_t whole_size(const Parameter& parameter);
+
+/// Copies what the rank holds, whole or a shard; moments that are not given become zero. `state` was checked.
 void load_rank(RankWorker& worker, const std::map<std::string, ParameterState>& state, std::int64_t steps_done);
 
-/// Adds copies of what no earlier rank held.
+/// Adds copies of what no earlier rank held: whole tensors, or this rank's shards of them.
 void save_rank(const RankWorker& worker, std::map<std::string, ParameterState>& state);
 void save_gradients(const RankWorker& worker, std::map<std::string, at::Tensor>& gradients);
 

@@ -15,15 +15,19 @@ struct alignas(64) Mailbox {
   Message message;
 };
 
-/// How far one member is with a collective: step * kPhases + phase.
-struct alignas(64) Progress {
+/// The last step in which something happened.
+struct alignas(64) LastStep {
   std::atomic<std::uint64_t> at = 0;
 };
-enum Phase : std::uint64_t { kEntered = 1, kFirstDone = 2, kSecondDone = 3, kPhases = 4 };
 
+/// One collective. A member that has entered gives its tensors to all who finish; each of these takes shares of the work
+/// that nobody has taken yet, so that it waits for no member that has more to do before it finishes, or never does.
 struct Gathering {
-  std::vector<Progress> progress;
-  std::vector<std::span<const at::Tensor>> tensors;  ///< per member
+  MemberTensors tensors;  ///< per member; held until the work is done
+  std::vector<LastStep> entered;
+  std::vector<LastStep> taken;              ///< per share
+  std::atomic<std::size_t> num_done = 0;    ///< shares done in this step
+  std::atomic<std::uint64_t> complete = 0;  ///< the last step in which all were done
 };
 
 class InProcessTransport final : public Transport {
@@ -35,13 +39,17 @@ class InProcessTransport final : public Transport {
         gatherings_(routes_.collectives.size()) {
     for (std::size_t c = 0; c < gatherings_.size(); ++c) {
       const std::size_t num_members = routes_.collectives[c].members.size();
-      gatherings_[c].progress = std::vector<Progress>(num_members);
+      gatherings_[c].entered = std::vector<LastStep>(num_members);
+      gatherings_[c].taken = std::vector<LastStep>(num_members);
       gatherings_[c].tensors.resize(num_members);
     }
   }
 
   [[nodiscard]] const Routes& routes() const override { return routes_; }
-  void begin_step() override { ++step_; }
+  void begin_step() override {
+    ++step_;
+    for (Gathering& gathering : gatherings_) gathering.num_done.store(0, std::memory_order_relaxed);
+  }
 
   void send(TransferId id, Message&& message) override {
     Mailbox& box = mailboxes_[static_cast<std::size_t>(id)];
@@ -63,39 +71,35 @@ class InProcessTransport final : public Transport {
   }
 
   void enter(CollectiveId id, RankId member, std::span<const at::Tensor> tensors) override {
+    Gathering& gathering = gatherings_[static_cast<std::size_t>(id)];
     const std::size_t place = place_of(id, member);
-    gatherings_[static_cast<std::size_t>(id)].tensors[place] = tensors;
-    advance(id, place, kEntered);
+    gathering.tensors[place].assign(tensors.begin(), tensors.end());
+    gathering.entered[place].at.store(step_, std::memory_order_release);
+    ring_members(id);
   }
 
   WaitStatus finish(CollectiveId id, RankId member, Clock::time_point deadline) override {
     const CollectiveRoute& route = routes_.collectives[static_cast<std::size_t>(id)];
-    const std::vector<std::span<const at::Tensor>>& tensors = gatherings_[static_cast<std::size_t>(id)].tensors;
+    Gathering& gathering = gatherings_[static_cast<std::size_t>(id)];
+    const std::size_t num_members = route.members.size();
+    const WaitStatus status = wait(member, deadline, [&] {
+      return std::all_of(gathering.entered.begin(), gathering.entered.end(),
+                         [&](const LastStep& entered) { return entered.at.load(std::memory_order_acquire) == step_; });
+    });
+    if (status != WaitStatus::kReady) return status;
     const std::size_t me = place_of(id, member);
     const std::size_t root = static_cast<std::size_t>(
         std::find(route.members.begin(), route.members.end(), route.root) - route.members.begin());
-    if (route.members.size() == 1) return WaitStatus::kReady;
-    if (const WaitStatus status = wait_all(id, member, kEntered, deadline); status != WaitStatus::kReady) return status;
-    // Each phase writes only what no other member reads in it; nobody leaves before all are through with its tensors.
-    switch (route.kind) {
-      case CollectiveKind::kAllReduce:
-      case CollectiveKind::kReduceScatter: sum_segment(tensors, me); break;
-      case CollectiveKind::kReduce:
-        if (me == root) sum_whole(tensors, me);
-        break;
-      case CollectiveKind::kBroadcast:
-        if (me != root) copy_whole(tensors, root, me);
-        break;
-      case CollectiveKind::kAllGather: copy_other_segments(tensors, me); break;
-      case CollectiveKind::kAllToAll: PLAIT_CHECK(false, "all_to_all is refused at binding");
+    for (std::size_t next = 0; next < num_members; ++next) {
+      const std::size_t share = (me + next) % num_members;
+      if (gathering.taken[share].at.exchange(step_, std::memory_order_relaxed) == step_) continue;
+      if (num_members > 1) do_share(route.kind, gathering.tensors, root, share);
+      if (gathering.num_done.fetch_add(1, std::memory_order_acq_rel) + 1 < num_members) continue;
+      for (std::vector<at::Tensor>& tensors : gathering.tensors) tensors.clear();
+      gathering.complete.store(step_, std::memory_order_release);
+      ring_members(id);
     }
-    advance(id, me, kFirstDone);
-    if (const WaitStatus status = wait_all(id, member, kFirstDone, deadline); status != WaitStatus::kReady)
-      return status;
-    if (route.kind != CollectiveKind::kAllReduce) return WaitStatus::kReady;
-    copy_other_segments(tensors, me);
-    advance(id, me, kSecondDone);
-    return wait_all(id, member, kSecondDone, deadline);
+    return wait(member, deadline, [&] { return gathering.complete.load(std::memory_order_acquire) == step_; });
   }
 
   [[nodiscard]] RankId awaited(CollectiveId id, RankId member) const override {
@@ -103,7 +107,7 @@ class InProcessTransport final : public Transport {
     const std::vector<RankId>& members = routes_.collectives[static_cast<std::size_t>(id)].members;
     std::size_t last = 0;
     for (std::size_t place = 1; place < members.size(); ++place)
-      if (gathering.progress[place].at.load() < gathering.progress[last].at.load()) last = place;
+      if (gathering.entered[place].at.load() < gathering.entered[last].at.load()) last = place;
     return members[last] == member ? members.front() : members[last];
   }
 
@@ -121,19 +125,8 @@ class InProcessTransport final : public Transport {
     return static_cast<std::size_t>(place - members.begin());
   }
 
-  void advance(CollectiveId id, std::size_t place, Phase phase) {
-    gatherings_[static_cast<std::size_t>(id)].progress[place].at.store(step_ * kPhases + phase,
-                                                                       std::memory_order_release);
+  void ring_members(CollectiveId id) {
     for (const RankId member : routes_.collectives[static_cast<std::size_t>(id)].members) bells_[member.index()].ring();
-  }
-
-  WaitStatus wait_all(CollectiveId id, RankId member, Phase phase, Clock::time_point deadline) {
-    const Gathering& gathering = gatherings_[static_cast<std::size_t>(id)];
-    return wait(member, deadline, [&] {
-      return std::all_of(gathering.progress.begin(), gathering.progress.end(), [&](const Progress& progress) {
-        return progress.at.load(std::memory_order_acquire) >= step_ * kPhases + phase;
-      });
-    });
   }
 
   template <class Ready>

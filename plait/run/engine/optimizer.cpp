@@ -48,7 +48,7 @@ RankOptimizer::RankOptimizer(const OptimizerOptions& options, const std::vector<
     Batch decayed{.weight_decay = options.weight_decay};
     Batch plain{.weight_decay = 0};
     for (Parameter* parameter : group) {
-      const bool decays = options.decay == DecayRule::kAll || parameter->master.dim() >= 2;
+      const bool decays = options.decay == DecayRule::kAll || parameter->shape.size() >= 2;
       Batch& batch = decays ? decayed : plain;
       PLAIT_CHECK(!parameter->grads.empty(), "{} has no gradient", parameter->name);
       batch.parameters.push_back(parameter);
@@ -88,7 +88,8 @@ void RankOptimizer::step_batch(Batch& batch, double learning_rate) {
       break;
   }
   for (const Parameter* parameter : batch.parameters)
-    if (!parameter->compute.is_same(parameter->master)) parameter->compute.copy_(parameter->master);
+    if (parameter->compute.defined() && !parameter->compute.is_same(parameter->master))
+      parameter->compute.copy_(parameter->master);
 }
 
 void RankOptimizer::set_steps_done(std::int64_t steps) {

@@ -9,23 +9,15 @@
 namespace plait {
 namespace {
 
-/// Parts of all stages that have a home here, ascending.
-std::vector<int> parts_on(RankId rank, const Layout& layout) {
-  std::vector<int> parts;
-  for (const Stage& stage : layout.stages) {
-    if (!std::binary_search(stage.homes.begin(), stage.homes.end(), rank)) continue;
-    for (int part = stage.parts.begin; part < stage.parts.end; ++part) parts.push_back(part);
+/// Per stage: it has ops or a home on the rank. One without weights has no home, and its ops may stand anywhere.
+std::vector<bool> runs_on(RankId rank, const Layout& layout, const std::vector<StageId>& visited) {
+  std::vector<bool> runs_here(layout.stages.size());
+  for (std::size_t s = 0; s < layout.stages.size(); ++s) {
+    const Stage& stage = layout.stages[s];
+    runs_here[s] = stage.groups.empty() || std::binary_search(stage.homes.begin(), stage.homes.end(), rank);
   }
-  std::sort(parts.begin(), parts.end());
-  return parts;
-}
-
-/// Does the rank hold the tensor? A rank with the head of a tied model holds the token table, whatever else of `embed`.
-bool holds(RankId rank, const Layout& layout, const ParameterSpec& spec, bool is_token_table) {
-  const std::vector<int> parts = parts_on(rank, layout);
-  const int head = num_parts(layout.num_layers) - 1;
-  if (std::binary_search(parts.begin(), parts.end(), spec.part)) return true;
-  return is_token_table && layout.tying == HeadTying::kTied && std::binary_search(parts.begin(), parts.end(), head);
+  for (const StageId stage : visited) runs_here[stage.index()] = true;
+  return runs_here;
 }
 
 }  // namespace
@@ -45,48 +37,29 @@ RankRun::RankRun(const BoundRow& bound_row, std::size_t num_data, std::int64_t n
       losses(num_data),
       squares(at::zeros({num_parameters}, at::kDouble)) {}
 
-RankWorker::RankWorker(RankId rank, const Layout& layout, const ModelConfig& config, const EngineOptions& options,
-                       const KernelFactory& kernels, const std::vector<std::string>& parameter_order)
+RankWorker::RankWorker(RankId rank, const Layout& layout, const std::vector<StageId>& visited,
+                       const ModelConfig& config, const EngineOptions& options, const KernelFactory& kernels,
+                       const std::vector<std::string>& parameter_order)
     : rank_(rank), account_(make_memory_account()) {
   const AccountScope scope(account_);
-  parameters_ = ParameterSet::create(config, parts_on(rank, layout), options.type);
+  const std::vector<bool> runs_here = runs_on(rank, layout, visited);
+  parameters_ = ParameterSet::create(config, options.type, [&](const ParameterSpec& first) {
+    return holding_on(rank, layout, config, runs_here, first);
+  });
   kernels_.resize(layout.stages.size());
-  for (std::size_t s = 0; s < layout.stages.size(); ++s) {
-    const Stage& stage = layout.stages[s];
-    // A stage without weights has no home: its ops may stand on any rank.
-    if (stage.groups.empty() || std::binary_search(stage.homes.begin(), stage.homes.end(), rank))
-      kernels_[s] = kernels(config, stage.parts, parameters_);
-  }
-  const std::vector<ParameterSpec> specs = parameter_specs(config);
+  for (std::size_t s = 0; s < layout.stages.size(); ++s)
+    if (runs_here[s]) kernels_[s] = kernels(config, layout.stages[s].parts, parameters_);
   std::vector<std::vector<Parameter*>> stepped;
-  for (const ParamGroup& group : layout.groups) {
-    Group here;
-    std::vector<Parameter*>& step = stepped.emplace_back();
-    for (const ParameterSpec& spec : specs) {
-      if (!std::binary_search(group.parts.begin(), group.parts.end(), spec.part)) continue;
-      const bool is_home = std::binary_search(group.homes.begin(), group.homes.end(), rank);
-      const auto found = is_home ? parameters_.by_name().find(spec.name) : parameters_.by_name().end();
-      Parameter* parameter = found == parameters_.by_name().end() ? nullptr : &found->second;
-      here.parameters.push_back(parameter);
-      here.grads.push_back(parameter == nullptr ? at::Tensor() : parameter->grads.front());
-      if (parameter == nullptr) continue;
-      step.push_back(parameter);
-      const bool is_token_table = spec.name == token_table_name(config);
-      const auto first_home = std::find_if(group.homes.begin(), group.homes.end(),
-                                           [&](RankId home) { return holds(home, layout, spec, is_token_table); });
-      if (*first_home != rank) continue;
-      const auto place =
-          std::lower_bound(parameter_order.begin(), parameter_order.end(), spec.name) - parameter_order.begin();
-      here.counted.emplace_back(place, parameter);
-    }
-    groups_.push_back(std::move(here));
+  for (std::size_t g = 0; g < layout.groups.size(); ++g) {
+    groups_.emplace_back(rank, layout, GroupId{static_cast<std::int32_t>(g)}, config, parameters_, parameter_order);
+    stepped.push_back(groups_.back().parameters());
   }
   if (layout.mode == Mode::kTrain) optimizer_.emplace(options.optimizer, stepped);
 }
 
 void RankWorker::begin_training_step() {
   parameters_.zero_grads();
-  for (Group& group : groups_) group.folded = false;
+  for (RankGroup& group : groups_) group.begin_step();
   clip_factor_ = 1;
   optimizer_->begin_step();
 }

@@ -6,6 +6,7 @@
 #include "plait/run/engine/engine.h"
 #include "plait/run/engine/memory.h"
 #include "plait/run/engine/optimizer.h"
+#include "plait/run/engine/rank_group.h"
 #include "plait/run/engine/stage_kernels.h"
 #include "plait/run/engine/transport.h"
 
@@ -29,6 +30,7 @@ struct alignas(64) WaitState {
 /// What is the same for all ranks while one program runs once.
 struct StepContext {
   const Program* program = nullptr;
+  const BoundProgram* bound = nullptr;
   Transport* transport = nullptr;
   std::vector<SliceData> data;  ///< micro-batch x slices + slice
   double learning_rate = 0;
@@ -60,9 +62,11 @@ struct RankRun {
 /// or while that rests.
 class RankWorker {
  public:
+  /// \param visited          stages that have ops here, wherever their homes are
   /// \param parameter_order  all names of the model in the order in which norms are summed
-  RankWorker(RankId rank, const Layout& layout, const ModelConfig& config, const EngineOptions& options,
-             const KernelFactory& kernels, const std::vector<std::string>& parameter_order);
+  RankWorker(RankId rank, const Layout& layout, const std::vector<StageId>& visited, const ModelConfig& config,
+             const EngineOptions& options, const KernelFactory& kernels,
+             const std::vector<std::string>& parameter_order);
 
   /// Runs the rank's row once.
   /// \errors kTransport: an op failed, or what arrived is not what was expected; kTimeout; kInterrupted: another rank failed
@@ -80,20 +84,11 @@ class RankWorker {
 
  private:
   friend class RowRunner;
-  /// A parameter group on this rank. Lists follow the group's order of names; null or undefined where it is not here.
-  struct Group {
-    std::vector<Parameter*> parameters;
-    std::vector<at::Tensor> grads;
-    std::vector<std::pair<std::int64_t, Parameter*>>
-        counted;          ///< (place in the norm, parameter) that no earlier home holds
-    bool folded = false;  ///< accumulators of all uses are added into the first
-  };
-
   RankId rank_;
   MemoryAccount& account_;
   ParameterSet parameters_;
-  std::vector<std::unique_ptr<StageKernels>> kernels_;  ///< per stage; null where it has no home here
-  std::vector<Group> groups_;
+  std::vector<std::unique_ptr<StageKernels>> kernels_;  ///< per stage; null where it never runs here
+  std::vector<RankGroup> groups_;
   std::optional<RankOptimizer> optimizer_;
   double clip_factor_ = 1;
 };

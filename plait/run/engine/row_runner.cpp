@@ -2,7 +2,6 @@
 
 #include "plait/run/engine/describe.h"
 
-#include <ATen/ops/clone.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -129,11 +128,14 @@ Error RowRunner::timed_out() const {
                     lost ? "it did send, so the message was lost on its way" : "see why it hangs, or allow more time");
 }
 
-bool RowRunner::receive(TransferId transfer, Message& message) {
+bool RowRunner::await_message(TransferId transfer, Message& message) {
   const Transfer& route = transport_.routes().transfers[static_cast<std::size_t>(transfer)];
-  if (!await(route.source, transfer,
-             [&](Clock::time_point deadline) { return transport_.receive(transfer, message, deadline); }))
-    return false;
+  return await(route.source, transfer,
+               [&](Clock::time_point deadline) { return transport_.receive(transfer, message, deadline); });
+}
+
+bool RowRunner::receive(TransferId transfer, Message& message) {
+  if (!await_message(transfer, message)) return false;
   charge_to(message, worker_.account_);
   return true;
 }
@@ -149,7 +151,7 @@ bool RowRunner::take_payload(const Source& source, const std::vector<std::int64_
   if (!receive(source.transfer, message)) return false;
   const Transfer& route = transport_.routes().transfers[static_cast<std::size_t>(source.transfer)];
   const std::string wrong = check_payload(message, route.value, widths, data.tokens.size(0), data.tokens.size(1),
-                                          worker_.parameters_.by_name().begin()->second.compute.scalar_type());
+                                          scalar_type(worker_.parameters_.type()));
   if (!wrong.empty())
     return fail(ErrorCode::kTransport, "engine.message", fmt::format("from rank {}: {}", route.source.value(), wrong));
   payload = std::move(message.tensors);
@@ -193,6 +195,7 @@ bool RowRunner::execute(const BoundOp& op) {
     case OpKind::kBackwardWeight: {
       WeightStash weight_stash;
       if (!take_weight_stash(op.weight_stash, weight_stash)) return false;
+      if (!begin_contributions(op.stage)) return false;
       compute_begins();
       worker_.kernels_[static_cast<std::size_t>(op.stage)]->backward_weight(std::move(weight_stash));
       --run_.live_stashes;
@@ -206,7 +209,8 @@ bool RowRunner::execute(const BoundOp& op) {
 bool RowRunner::forward(const BoundOp& op, const SliceData& data) {
   StageKernels& kernels = *worker_.kernels_[static_cast<std::size_t>(op.stage)];
   Payload input;
-  if (!take_payload(op.input, kernels.input_widths(), data, input)) return false;
+  if (!take_input(op, kernels.input_widths(), data, input)) return false;
+  if (!read_weights(op.weights)) return false;
   Stash* stash = nullptr;
   if (op.stash.slot != kAbsent) {
     stash = &run_.stashes[static_cast<std::size_t>(op.stash.slot)];
@@ -215,7 +219,7 @@ bool RowRunner::forward(const BoundOp& op, const SliceData& data) {
   KvCache* cache = op.cache == kAbsent ? nullptr : &run_.caches[static_cast<std::size_t>(op.cache)];
   compute_begins();
   ForwardResult result = kernels.forward(data, std::move(input), stash, cache);
-  if (op.output != kAbsent) run_.payloads[static_cast<std::size_t>(op.output)] = std::move(result.output);
+  put_output(op, std::move(result.output));
   if (result.loss.defined())
     run_.losses[static_cast<std::size_t>(op.data)] =
         result.loss.is_cpu() ? *result.loss.const_data_ptr<double>() : result.loss.item<double>();
@@ -226,7 +230,9 @@ bool RowRunner::forward(const BoundOp& op, const SliceData& data) {
 bool RowRunner::backward(const BoundOp& op, const SliceData& data) {
   StageKernels& kernels = *worker_.kernels_[static_cast<std::size_t>(op.stage)];
   Payload output_grad;
-  if (!take_payload(op.input, kernels.output_widths(), data, output_grad)) return false;
+  if (!take_input(op, kernels.output_widths(), data, output_grad)) return false;
+  if (!read_weights(op.weights)) return false;
+  if (op.kind == OpKind::kBackward && !begin_contributions(op.stage)) return false;
   Stash stash;
   if (!take_stash(op.stash, stash)) return false;
   KvCache* cache = op.cache == kAbsent ? nullptr : &run_.caches[static_cast<std::size_t>(op.cache)];
@@ -236,7 +242,7 @@ bool RowRunner::backward(const BoundOp& op, const SliceData& data) {
   compute_begins();
   Payload input_grad = kernels.backward_input(data, std::move(output_grad), std::move(stash), weight_stash, cache,
                                               static_cast<int>(op.slice));
-  if (op.output != kAbsent) run_.payloads[static_cast<std::size_t>(op.output)] = std::move(input_grad);
+  put_output(op, std::move(input_grad));
   if (op.cache_use == BoundOp::CacheUse::kEnds) *cache = KvCache{};
   if (op.kind == OpKind::kBackward) {
     kernels.backward_weight(std::move(own));
@@ -270,21 +276,8 @@ bool RowRunner::execute(const BoundSend& send) {
       --run_.live_stashes;
       return true;
     }
-    case ValueKind::kWeightGrad: {
-      if (!add_arrivals(send.arrivals)) return false;
-      RankWorker::Group& group = worker_.groups_[slot];
-      fold_uses(group);
-      // The accumulators stay here for what comes later, so what is given away is a copy.
-      Message message{.value = value, .tensors = {}, .counts = {}};
-      for (const at::Tensor& grad : group.grads)
-        message.tensors.push_back(grad.defined() ? at::clone(grad, at::MemoryFormat::Contiguous) : at::Tensor());
-      for (Parameter* parameter : group.parameters)
-        if (parameter != nullptr)
-          for (at::Tensor& grad : parameter->grads) grad.zero_();
-      group.folded = false;
-      hand_over(send.transfer, std::move(message));
-      return true;
-    }
+    case ValueKind::kWeight: return send_weights(send);
+    case ValueKind::kWeightGrad: return send_gradient(send);
     default: break;
   }
   Message message{.value = value, .tensors = {}, .counts = {}};
@@ -302,6 +295,11 @@ bool RowRunner::execute(const BoundSend& send) {
 bool RowRunner::execute(const BoundReceive& receive) {
   if (receive.kind == ValueKind::kStash || receive.kind == ValueKind::kWeightStash)
     run_.peak_stashes = std::max(run_.peak_stashes, ++run_.live_stashes);
+  // A buffer for weights or their gradient is taken from here on.
+  if (receive.group != kAbsent) {
+    const RankGroup& group = worker_.groups_[static_cast<std::size_t>(receive.group)];
+    worker_.account_.charge(receive.kind == ValueKind::kWeight ? group.weight_bytes() : group.gradient_bytes());
+  }
   transport_.post_receive(receive.transfer);
   return true;
 }
@@ -310,89 +308,6 @@ bool RowRunner::execute(const BoundWaitSent& wait) {
   const RankId peer = transport_.routes().transfers[static_cast<std::size_t>(wait.transfer)].destination;
   return await(peer, kAbsent,
                [&](Clock::time_point deadline) { return transport_.wait_sent(wait.transfer, deadline); });
-}
-
-bool RowRunner::add_arrivals(const Arrivals& arrivals) {
-  for (std::int32_t at = arrivals.begin; at < arrivals.end; ++at) {
-    const Arrival& arrival = row_.arrivals[static_cast<std::size_t>(at)];
-    Message message;
-    if (!receive(arrival.transfer, message)) return false;
-    const Transfer& route = transport_.routes().transfers[static_cast<std::size_t>(arrival.transfer)];
-    RankWorker::Group& group = worker_.groups_[arrival.group.index()];
-    const std::string wrong = check_like(message, route.value, group.grads);
-    if (!wrong.empty())
-      return fail(ErrorCode::kTransport, "engine.message",
-                  fmt::format("from rank {}: {}", route.source.value(), wrong));
-    fold_uses(group);
-    for (std::size_t i = 0; i < group.grads.size(); ++i)
-      if (group.grads[i].defined()) group.grads[i].add_(message.tensors[i]);
-  }
-  return true;
-}
-
-/// A parameter with several uses has one accumulator for each; added once, in the order of the uses.
-void RowRunner::fold_uses(RankWorker::Group& group) {
-  if (std::exchange(group.folded, true)) return;
-  for (Parameter* parameter : group.parameters) {
-    if (parameter == nullptr) continue;
-    for (std::size_t use = 1; use < parameter->grads.size(); ++use) {
-      parameter->grads.front().add_(parameter->grads[use]);
-      parameter->grads[use].zero_();
-    }
-  }
-}
-
-bool RowRunner::execute(const BoundReduceGrad& reduce) {
-  if (!add_arrivals(reduce.arrivals)) return false;
-  RankWorker::Group& group = worker_.groups_[reduce.group.index()];
-  fold_uses(group);
-  transport_.enter(reduce.collective, worker_.rank_, group.grads);
-  if (transport_.routes().collectives[static_cast<std::size_t>(reduce.collective)].members.size() > 1)
-    for (const at::Tensor& grad : group.grads)
-      if (grad.defined()) moved_ += Bytes{static_cast<std::int64_t>(grad.nbytes())};
-  return true;
-}
-
-bool RowRunner::execute(const BoundFinishGrad& finish) {
-  return await_collective(finish.collective);
-}
-
-bool RowRunner::execute(const BoundReduceNorm& reduce) {
-  if (!add_arrivals(reduce.arrivals)) return false;
-  for (RankWorker::Group& group : worker_.groups_) fold_uses(group);
-  // Each parameter is counted by one rank, so that the sum over the ranks only adds zeros to it: it stays exact.
-  run_.squares.zero_();
-  auto* squares = run_.squares.data_ptr<double>();
-  for (const RankWorker::Group& group : worker_.groups_)
-    for (const auto& [place, parameter] : group.counted) squares[place] = square_sum(parameter->grads.front());
-  transport_.enter(reduce.collective, worker_.rank_, {&run_.squares, 1});
-  if (transport_.routes().collectives[static_cast<std::size_t>(reduce.collective)].members.size() > 1)
-    moved_ = Bytes{static_cast<std::int64_t>(run_.squares.nbytes())};
-  return true;
-}
-
-bool RowRunner::execute(const BoundFinishNorm& finish) {
-  if (!await_collective(finish.collective)) return false;
-  const auto* squares = run_.squares.const_data_ptr<double>();
-  double sum = 0;
-  for (std::int64_t place = 0; place < run_.squares.numel(); ++place) sum += squares[place];
-  run_.grad_norm = std::sqrt(sum);
-  // torch.nn.utils.clip_grad_norm_: the small number keeps the scale finite for a norm of zero.
-  constexpr double kTiny = 1e-6;
-  if (context_.clip) worker_.clip_factor_ = std::min(1.0, *context_.clip / (run_.grad_norm + kTiny));
-  return true;
-}
-
-bool RowRunner::execute(const BoundStep& step) {
-  if (!add_arrivals(step.arrivals)) return false;
-  RankWorker::Group& group = worker_.groups_[step.group.index()];
-  fold_uses(group);
-  if (worker_.clip_factor_ < 1)
-    for (const at::Tensor& grad : group.grads)
-      if (grad.defined()) grad.mul_(worker_.clip_factor_);
-  PLAIT_CHECK(worker_.optimizer_.has_value(), "a step in a program without training");
-  worker_.optimizer_->step(step.group.index(), context_.learning_rate);
-  return true;
 }
 
 }  // namespace plait

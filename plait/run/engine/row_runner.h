@@ -22,6 +22,9 @@ class RowRunner {
   bool execute(const BoundSend& send);
   bool execute(const BoundReceive& receive);
   bool execute(const BoundWaitSent& wait);
+  bool execute(const BoundGather& gather);
+  bool execute(const BoundAwaitWeights& await) { return read_weights(await.weights); }
+  bool execute(const BoundFree& free);
   bool execute(const BoundReduceGrad& reduce);
   bool execute(const BoundFinishGrad& finish);
   bool execute(const BoundReduceNorm& reduce);
@@ -32,13 +35,23 @@ class RowRunner {
   bool forward(const BoundOp& op, const SliceData& data);
   bool backward(const BoundOp& op, const SliceData& data);
 
+  bool take_input(const BoundOp& op, const std::vector<std::int64_t>& widths, const SliceData& data, Payload& input);
+  void put_output(const BoundOp& op, Payload&& output);
   bool take_payload(const Source& source, const std::vector<std::int64_t>& widths, const SliceData& data,
                     Payload& payload);
   bool take_stash(const Source& source, Stash& stash);
   bool take_weight_stash(const Source& source, WeightStash& weight_stash);
   bool receive(TransferId transfer, Message& message);
+  bool await_message(TransferId transfer, Message& message);
+  bool read_weights(const FirstReads& reads);
+  bool begin_contributions(int stage);
   bool add_arrivals(const Arrivals& arrivals);
-  void fold_uses(RankWorker::Group& group);
+  bool send_weights(const BoundSend& send);
+  bool send_gradient(const BoundSend& send);
+  bool bring(TransferId transfer, RankGroup& group, std::vector<at::Tensor>& tensors);
+  [[nodiscard]] const CollectiveRoute& route_of(CollectiveId id) const {
+    return transport_.routes().collectives[static_cast<std::size_t>(id)];
+  }
   void hand_over(TransferId transfer, Message&& message);
 
   template <class Wait>

@@ -4,6 +4,10 @@
 
 #include <ATen/ops/add.h>
 
+#include <algorithm>
+#include <array>
+#include <span>
+
 namespace plait {
 namespace {
 
@@ -26,64 +30,85 @@ std::vector<std::size_t> holders_of(const MemberTensors& tensors, std::size_t t)
 }
 
 at::Tensor segment(const at::Tensor& tensor, std::size_t i, std::size_t count) {
-  const auto n = tensor.numel();
-  const std::int64_t begin = static_cast<std::int64_t>(i) * n / static_cast<std::int64_t>(count);
-  const std::int64_t end = static_cast<std::int64_t>(i + 1) * n / static_cast<std::int64_t>(count);
-  return tensor.view(-1).slice(0, begin, end);
+  const std::int64_t begin = segment_begin(tensor.numel(), i, count);
+  return tensor.view(-1).slice(0, begin, segment_begin(tensor.numel(), i + 1, count));
 }
 
-/// `out` is one of the summands: the sums before its turn go to a temporary, so that the order is that of the members.
-void sum_into(at::Tensor out, const std::vector<at::Tensor>& summands) {
-  at::Tensor sum = summands[0];
-  for (std::size_t i = 1; i + 1 < summands.size(); ++i) {
-    if (i == 1) {
-      sum = at::add(sum, summands[i]);
-    } else {
-      sum.add_(summands[i]);
+/// Through a block on the stack: what a share costs its thread in memory does not depend on who does it.
+template <class T>
+void sum_blocks(std::span<const at::Tensor> outs, std::span<const at::Tensor> summands) {
+  constexpr std::int64_t kBlock = 1024;  // elements; 8 KiB of fp64, well inside a first-level cache
+  std::array<T, kBlock> sum;
+  const std::int64_t n = summands[0].numel();
+  for (std::int64_t begin = 0; begin < n; begin += kBlock) {
+    const std::int64_t size = std::min(kBlock, n - begin);
+    std::copy_n(summands[0].const_data_ptr<T>() + begin, size, sum.begin());
+    for (const at::Tensor& summand : summands.subspan(1)) {
+      const T* values = summand.const_data_ptr<T>() + begin;
+      for (std::int64_t i = 0; i < size; ++i) sum[static_cast<std::size_t>(i)] += values[i];
     }
+    for (const at::Tensor& out : outs) std::copy_n(sum.begin(), size, out.mutable_data_ptr<T>() + begin);
   }
-  at::add_out(out, sum, summands.back());
+}
+
+/// Each of `outs` := the sum of `summands`, in their order. Outputs may be summands.
+void sum_into(std::span<const at::Tensor> outs, std::span<const at::Tensor> summands) {
+  const at::Tensor& first = summands[0];
+  if (first.is_cpu() && first.scalar_type() == at::kFloat) return sum_blocks<float>(outs, summands);
+  if (first.is_cpu() && first.scalar_type() == at::kDouble) return sum_blocks<double>(outs, summands);
+  at::Tensor sum = first.clone();
+  for (const at::Tensor& summand : summands.subspan(1)) sum.add_(summand);
+  for (const at::Tensor& out : outs) out.copy_(sum);
+}
+
+std::vector<at::Tensor> segments_of(const MemberTensors& tensors, std::size_t t,
+                                    const std::vector<std::size_t>& members, std::size_t i, std::size_t count) {
+  std::vector<at::Tensor> segments;
+  for (const std::size_t member : members) segments.push_back(segment(tensors[member][t], i, count));
+  return segments;
+}
+
+void sum_for_all(const MemberTensors& tensors, std::size_t t, std::size_t i) {
+  const std::vector<std::size_t> holders = holders_of(tensors, t);
+  const auto mine = std::find(holders.begin(), holders.end(), i);
+  if (mine == holders.end() || holders.size() == 1) return;
+  const auto segments =
+      segments_of(tensors, t, holders, static_cast<std::size_t>(mine - holders.begin()), holders.size());
+  sum_into(segments, segments);
+}
+
+void sum_for_one(const MemberTensors& tensors, std::size_t t, std::size_t one, std::size_t i) {
+  const std::vector<std::size_t> holders = holders_of(tensors, t);
+  if (holders.empty()) return;
+  PLAIT_CHECK(tensors[one][t].defined(), "member {} has no tensor {} to sum into", one, t);
+  const at::Tensor out = segment(tensors[one][t], i, tensors.size());
+  sum_into({&out, 1}, segments_of(tensors, t, holders, i, tensors.size()));
+}
+
+void copy_from_one(const MemberTensors& tensors, std::size_t t, std::size_t one, std::size_t i) {
+  const std::vector<std::size_t> holders = holders_of(tensors, t);
+  if (!tensors[one][t].defined()) return;
+  const at::Tensor from = segment(tensors[one][t], i, tensors.size());
+  for (const std::size_t holder : holders)
+    if (holder != one) segment(tensors[holder][t], i, tensors.size()).copy_(from);
 }
 
 }  // namespace
 
-void sum_segment(const MemberTensors& tensors, std::size_t me) {
-  for (std::size_t t = 0; t < tensors[me].size(); ++t) {
-    if (!tensors[me][t].defined()) continue;
-    const std::vector<std::size_t> holders = holders_of(tensors, t);
-    if (holders.size() == 1) continue;
-    std::size_t mine = 0;
-    while (holders[mine] != me) ++mine;
-    std::vector<at::Tensor> summands;
-    for (const std::size_t holder : holders) summands.push_back(segment(tensors[holder][t], mine, holders.size()));
-    sum_into(summands[mine], summands);
-  }
+std::int64_t segment_begin(std::int64_t num_elements, std::size_t i, std::size_t count) {
+  return static_cast<std::int64_t>(i) * num_elements / static_cast<std::int64_t>(count);
 }
 
-void sum_whole(const MemberTensors& tensors, std::size_t me) {
-  for (std::size_t t = 0; t < tensors[me].size(); ++t) {
-    if (!tensors[me][t].defined()) continue;
-    std::vector<at::Tensor> summands;
-    for (const std::size_t holder : holders_of(tensors, t)) summands.push_back(tensors[holder][t].view(-1));
-    if (summands.size() > 1) sum_into(tensors[me][t].view(-1), summands);
-  }
-}
-
-void copy_other_segments(const MemberTensors& tensors, std::size_t me) {
-  for (std::size_t t = 0; t < tensors[me].size(); ++t) {
-    if (!tensors[me][t].defined()) continue;
-    const std::vector<std::size_t> holders = holders_of(tensors, t);
-    for (std::size_t place = 0; place < holders.size(); ++place) {
-      if (holders[place] == me) continue;
-      segment(tensors[me][t], place, holders.size()).copy_(segment(tensors[holders[place]][t], place, holders.size()));
+void do_share(CollectiveKind kind, const MemberTensors& tensors, std::size_t root, std::size_t i) {
+  for (std::size_t t = 0; t < tensors.front().size(); ++t) {
+    switch (kind) {
+      case CollectiveKind::kAllReduce: sum_for_all(tensors, t, i); break;
+      case CollectiveKind::kReduce: sum_for_one(tensors, t, root, i); break;
+      case CollectiveKind::kReduceScatter: sum_for_one(tensors, t, i, i); break;
+      case CollectiveKind::kAllGather: copy_from_one(tensors, t, i, i); break;
+      case CollectiveKind::kBroadcast: copy_from_one(tensors, t, root, i); break;
+      case CollectiveKind::kAllToAll: PLAIT_CHECK(false, "all_to_all is refused at binding");
     }
-  }
-}
-
-void copy_whole(const MemberTensors& tensors, std::size_t from, std::size_t me) {
-  for (std::size_t t = 0; t < tensors[me].size(); ++t) {
-    if (!tensors[me][t].defined() || !tensors[from][t].defined()) continue;
-    tensors[me][t].copy_(tensors[from][t]);
   }
 }
 

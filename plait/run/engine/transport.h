@@ -62,13 +62,9 @@ enum class WaitStatus : std::uint8_t {
 ///     transport.send(id, std::move(message));      // on the source's thread
 ///     transport.receive(id, message, deadline);    // on the destination's
 ///
-/// Collectives work in place on the members' tensors, which must stay until `finish` returns. An undefined tensor takes
-/// no part. Segment i of a tensor of n elements over N members is [i n / N, (i + 1) n / N) of its flat elements:
-///   all_reduce      the sum, in the order of the members, on all of them with the same bits
-///   reduce          the sum on the root
-///   broadcast       the root's on all
-///   all_gather      segment i of member i on all
-///   reduce_scatter  segment i of the sum on member i; the rest stays as it was
+/// Collectives work in place on the members' tensors. A member gives them away when it enters, and has its results in them
+/// when its `finish` returns; nobody touches them later. `finish` waits until all members have entered, never until others
+/// finish. An undefined tensor takes no part. What each kind does: segments.h.
 ///
 /// \threads  calls of different ranks run concurrently, those of one rank do not
 class Transport {

@@ -26,15 +26,16 @@ double initial_deviation(const ModelConfig& config, std::string_view name) {
   return config.initializer_range;
 }
 
-/// Numbers 2i and 2i+1 come from the uniform numbers 2i and 2i+1 (Box & Muller 1958), in fp64 for every type.
+/// Elements first, first + 1, ... of a tensor. Elements 2i and 2i+1 come from the uniform numbers 2i and 2i+1 (Box & Muller
+/// 1958), in fp64 for every type.
 template <class T>
-void fill_normal(T* values, std::int64_t size, std::uint64_t key, double deviation) {
-  for (std::int64_t i = 0; i < size; i += 2) {
+void fill_normal(T* values, std::int64_t first, std::int64_t size, std::uint64_t key, double deviation) {
+  for (std::int64_t i = first - first % 2; i < first + size; i += 2) {
     const auto counter = static_cast<std::uint64_t>(i);
     const double radius = deviation * std::sqrt(-2.0 * std::log(1.0 - uniform_at(key, counter)));
     const double angle = 2.0 * std::numbers::pi * uniform_at(key, counter + 1);
-    values[i] = static_cast<T>(radius * std::cos(angle));
-    if (i + 1 < size) values[i + 1] = static_cast<T>(radius * std::sin(angle));
+    if (i >= first) values[i - first] = static_cast<T>(radius * std::cos(angle));
+    if (i + 1 < first + size) values[i + 1 - first] = static_cast<T>(radius * std::sin(angle));
   }
 }
 
@@ -44,7 +45,7 @@ void ParameterSet::initialize(std::uint64_t seed) {
   for (auto& [name, parameter] : by_name_) {
     if (name.ends_with(".bias")) {
       parameter.master.zero_();
-    } else if (parameter.master.dim() == 1) {
+    } else if (parameter.shape.size() == 1) {
       parameter.master.fill_(1.0);
     } else {
       const std::uint64_t key = random_bits(seed, hash_name(name));
@@ -53,9 +54,9 @@ void ParameterSet::initialize(std::uint64_t seed) {
       const at::Tensor values =
           at::empty(parameter.master.sizes(), at::TensorOptions().dtype(parameter.master.dtype()));
       if (values.scalar_type() == at::kDouble)
-        fill_normal(values.mutable_data_ptr<double>(), values.numel(), key, deviation);
+        fill_normal(values.mutable_data_ptr<double>(), parameter.begin, values.numel(), key, deviation);
       else
-        fill_normal(values.mutable_data_ptr<float>(), values.numel(), key, deviation);
+        fill_normal(values.mutable_data_ptr<float>(), parameter.begin, values.numel(), key, deviation);
       parameter.master.copy_(values);
     }
   }

@@ -115,6 +115,26 @@ Shape storage_shape(const TensorGroup& group) {
   return shape;
 }
 
+/// A tensor's rows of a whole storage, or a segment of it on its own.
+Parameter make_parameter(const ParameterSpec& spec, const ParameterStorage& storage, std::int64_t first_row,
+                         const at::TensorOptions& master) {
+  Parameter parameter{.name = spec.name, .master = {}, .compute = {}, .grads = {}, .shape = spec.shape};
+  if (storage.share.is_whole()) {
+    const auto rows = [&](const at::Tensor& whole) { return whole.narrow(0, first_row, spec.shape[0]); };
+    parameter.master = rows(storage.master);
+    parameter.compute = storage.compute.is_same(storage.master) ? parameter.master : rows(storage.compute);
+    for (const at::Tensor& grad : storage.grads) parameter.grads.push_back(rows(grad));
+    return parameter;
+  }
+  std::int64_t size = 1;
+  for (const std::int64_t extent : spec.shape) size *= extent;
+  parameter.begin = storage.share.index * size / storage.share.count;
+  const std::int64_t end = (storage.share.index + 1) * size / storage.share.count;
+  parameter.master = at::zeros({end - parameter.begin}, master);
+  parameter.grads.push_back(at::zeros({end - parameter.begin}, master));
+  return parameter;
+}
+
 }  // namespace
 
 at::ScalarType scalar_type(ComputeType type) {
@@ -142,30 +162,43 @@ std::vector<ParameterSpec> parameter_specs(const ModelConfig& config) {
 }
 
 ParameterSet ParameterSet::create(const ModelConfig& config, const std::vector<int>& parts, ComputeType type) {
-  ParameterSet set;
-  set.config_ = config;
-  set.type_ = type;
   const auto holds = [&](int part) { return std::find(parts.begin(), parts.end(), part) != parts.end(); };
   const int head = num_parts(config.num_layers) - 1;
   const std::string token_table = token_table_name(config);
+  return create(config, type, [&](const ParameterSpec& first) -> std::optional<Holding> {
+    const bool used_by_head = config.tied_head && holds(head) && first.name == token_table;
+    const int num_uses = (holds(first.part) ? 1 : 0) + (used_by_head ? 1 : 0);
+    if (num_uses == 0) return std::nullopt;
+    return Holding{.share = {}, .num_uses = num_uses};
+  });
+}
+
+ParameterSet ParameterSet::create(const ModelConfig& config, ComputeType type, const HoldingOf& holding_of) {
+  ParameterSet set;
+  set.config_ = config;
+  set.type_ = type;
   const at::TensorOptions master = at::TensorOptions().dtype(master_type(type));
   for (const TensorGroup& group : tensor_groups(config)) {
-    const bool used_by_head = config.tied_head && holds(head) && group.front().name == token_table;
-    const int num_uses = (holds(group.front().part) ? 1 : 0) + (used_by_head ? 1 : 0);
-    if (num_uses == 0) continue;
-    const Shape shape = storage_shape(group);
-    ParameterStorage storage{.master = at::zeros(shape, master), .compute = {}, .grads = {}};
-    storage.compute = master_type(type) == scalar_type(type)
-                          ? storage.master
-                          : at::zeros(shape, at::TensorOptions().dtype(scalar_type(type)));
-    for (int use = 0; use < num_uses; ++use) storage.grads.push_back(at::zeros(shape, master));
+    const std::optional<Holding> holding = holding_of(group.front());
+    if (!holding) continue;
+    const auto num_uses = static_cast<std::size_t>(std::max(1, holding->num_uses));
+    ParameterStorage storage{.master = {},
+                             .compute = {},
+                             .grads = std::vector<at::Tensor>(num_uses),
+                             .share = holding->share,
+                             .shape = storage_shape(group),
+                             .members = {}};
+    if (storage.share.is_whole()) {
+      storage.master = at::zeros(storage.shape, master);
+      storage.compute = master_type(type) == scalar_type(type)
+                            ? storage.master
+                            : at::zeros(storage.shape, at::TensorOptions().dtype(scalar_type(type)));
+      for (at::Tensor& grad : storage.grads) grad = at::zeros(storage.shape, master);
+    }
     std::int64_t row = 0;
     for (const ParameterSpec& spec : group) {
-      const auto rows = [&](const at::Tensor& whole) { return whole.narrow(0, row, spec.shape[0]); };
-      Parameter parameter{.name = spec.name, .master = rows(storage.master), .compute = {}, .grads = {}};
-      parameter.compute = storage.compute.is_same(storage.master) ? parameter.master : rows(storage.compute);
-      for (const at::Tensor& grad : storage.grads) parameter.grads.push_back(rows(grad));
-      set.by_name_.emplace(spec.name, std::move(parameter));
+      storage.members.push_back({.name = spec.name, .first_row = row, .num_rows = spec.shape[0]});
+      if (!storage.share.is_nothing()) set.by_name_.emplace(spec.name, make_parameter(spec, storage, row, master));
       row += spec.shape[0];
     }
     set.storages_.emplace(group.front().name, std::move(storage));
@@ -179,14 +212,22 @@ const ParameterStorage& ParameterSet::storage(const std::string& first_name) con
   return found->second;
 }
 
+ParameterStorage* ParameterSet::find_storage(const std::string& first_name) {
+  const auto found = storages_.find(first_name);
+  return found == storages_.end() ? nullptr : &found->second;
+}
+
 void ParameterSet::refresh_compute() {
   for (auto& [name, storage] : storages_)
-    if (!storage.compute.is_same(storage.master)) storage.compute.copy_(storage.master);
+    if (storage.share.is_whole() && !storage.compute.is_same(storage.master)) storage.compute.copy_(storage.master);
 }
 
 void ParameterSet::zero_grads() {
   for (auto& [name, storage] : storages_)
-    for (const at::Tensor& grad : storage.grads) grad.zero_();
+    if (storage.share.is_whole())
+      for (const at::Tensor& grad : storage.grads) grad.zero_();
+  for (auto& [name, parameter] : by_name_)
+    if (!parameter.compute.defined()) parameter.grads.front().zero_();
 }
 
 }  // namespace plait

@@ -74,14 +74,15 @@ TEST(Bind, RefusesWhatItDoesNotRun) {
   EXPECT_EQ(refused_with(Op{.kind = OpKind::kRecompute, .stage = StageId{0}, .microbatch = {}, .slice = {}}).rule,
             "engine.recompute");
   EXPECT_EQ(refused_with(Op{.kind = OpKind::kForward, .stage = StageId{1}, .microbatch = {}, .slice = {}}).rule,
-            "engine.travelling_weight");
-  EXPECT_EQ(refused_with(Send{.value = Value::weight(GroupId{0}), .peer = RankId{1}}).rule, "engine.transfer");
-  EXPECT_EQ(refused_with(Collective{.kind = CollectiveKind::kBroadcast,
-                                    .ranks = RankSetId{0},
-                                    .root = {},
-                                    .value = Value::weight(GroupId{0})})
-                .rule,
-            "engine.collective");
+            "engine.weight_not_here");
+  EXPECT_EQ(refused_with(Send{.value = Value::kv(StageId{0}, MicrobatchId{0}, SliceId{0}), .peer = RankId{1}}).rule,
+            "engine.transfer");
+  EXPECT_EQ(
+      refused_with(
+          Collective{
+              .kind = CollectiveKind::kAllToAll, .ranks = RankSetId{0}, .root = {}, .value = Value::weight(GroupId{0})})
+          .rule,
+      "engine.collective");
   const Error unmatched =
       refused_with(Recv{.value = Value::activation(EdgeId{0}, MicrobatchId{0}, SliceId{0}), .peer = RankId{1}});
   EXPECT_EQ(unmatched.rule, "engine.unmatched");

@@ -13,7 +13,11 @@ namespace plait {
 namespace {
 
 Parameter make_parameter(const std::string& name, const at::Tensor& value) {
-  return Parameter{.name = name, .master = value.clone(), .compute = {}, .grads = {at::zeros_like(value)}};
+  return Parameter{.name = name,
+                   .master = value.clone(),
+                   .compute = {},
+                   .grads = {at::zeros_like(value)},
+                   .shape = value.sizes().vec()};
 }
 
 /// One number through AdamW, as the paper writes it (Loshchilov & Hutter 2019, algorithm 2), with torch's place of eps.

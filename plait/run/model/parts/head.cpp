@@ -51,6 +51,7 @@ class Head final : public PartModule {
     const at::Tensor dx = norm_.input_grad(dnormed, x, statistics, {});
     if (context.weight_stash != nullptr) {
       for (const at::Tensor& kept : {x, dnormed, dlogits}) statistics.push_back(kept);
+      norm_.keep_weights(statistics);
       *context.weight_stash = std::move(statistics);
     }
     return {as_sequences(dx, context.data.targets)};
@@ -58,10 +59,11 @@ class Head final : public PartModule {
 
   void backward_weight(std::vector<at::Tensor> weight_stash) override {
     std::vector<at::Tensor> statistics = std::move(weight_stash);
+    const std::vector<at::Tensor> norm_weights = norm_.take_weights(statistics);
     const at::Tensor dlogits = take_last(statistics);
     const at::Tensor dnormed = take_last(statistics);
     const at::Tensor x = take_last(statistics);
-    projection_.accumulate(norm_.apply(x, statistics), dlogits);
+    projection_.accumulate(norm_.apply(x, statistics, norm_weights), dlogits);
     norm_.accumulate(dnormed, x, statistics);
   }
 

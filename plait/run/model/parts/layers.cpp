@@ -2,6 +2,8 @@
 
 #include "plait/run/model/kernels/norm.h"
 
+#include <iterator>
+
 namespace plait {
 namespace {
 
@@ -58,9 +60,22 @@ NormLayer::Output NormLayer::forward(const at::Tensor& x) const {
   return {.y = std::move(result.y), .statistics = {std::move(result.mean), std::move(result.rstd)}};
 }
 
-at::Tensor NormLayer::apply(const at::Tensor& x, const std::vector<at::Tensor>& statistics) const {
-  if (bias_ == nullptr) return kernels::rms_norm_apply(x, statistics[0], weight_->compute);
-  return kernels::layer_norm_apply(x, statistics[0], statistics[1], weight_->compute, bias_->compute);
+void NormLayer::keep_weights(std::vector<at::Tensor>& stash) const {
+  stash.push_back(weight_->compute);
+  if (bias_ != nullptr) stash.push_back(bias_->compute);
+}
+
+std::vector<at::Tensor> NormLayer::take_weights(std::vector<at::Tensor>& stash) const {
+  const auto first = stash.end() - (bias_ == nullptr ? 1 : 2);
+  std::vector<at::Tensor> weights(std::make_move_iterator(first), std::make_move_iterator(stash.end()));
+  stash.erase(first, stash.end());
+  return weights;
+}
+
+at::Tensor NormLayer::apply(const at::Tensor& x, const std::vector<at::Tensor>& statistics,
+                            const std::vector<at::Tensor>& weights) const {
+  if (bias_ == nullptr) return kernels::rms_norm_apply(x, statistics[0], weights[0]);
+  return kernels::layer_norm_apply(x, statistics[0], statistics[1], weights[0], weights[1]);
 }
 
 at::Tensor NormLayer::input_grad(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>& statistics,

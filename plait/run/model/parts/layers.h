@@ -41,8 +41,12 @@ class NormLayer {
     std::vector<at::Tensor> statistics;
   };
   [[nodiscard]] Output forward(const at::Tensor& x) const;
+  /// What `apply` needs of the weights, kept for when they are here no more.
+  void keep_weights(std::vector<at::Tensor>& stash) const;
+  [[nodiscard]] std::vector<at::Tensor> take_weights(std::vector<at::Tensor>& stash) const;
   /// y again from the statistics.
-  [[nodiscard]] at::Tensor apply(const at::Tensor& x, const std::vector<at::Tensor>& statistics) const;
+  [[nodiscard]] at::Tensor apply(const at::Tensor& x, const std::vector<at::Tensor>& statistics,
+                                 const std::vector<at::Tensor>& weights) const;
   /// residual + gradient of x; residual may be undefined
   [[nodiscard]] at::Tensor input_grad(const at::Tensor& dy, const at::Tensor& x,
                                       const std::vector<at::Tensor>& statistics, const at::Tensor& residual) const;

@@ -29,7 +29,9 @@ class Norm final : public PartModule {
     const at::Tensor x = std::move(statistics.back());
     statistics.pop_back();
     const at::Tensor dy = as_rows(output_grad[0]);
-    const at::Tensor dx = norm_.input_grad(dy, as_rows(x), statistics, as_rows(output_grad[1]));
+    // None where the residual takes another way.
+    const at::Tensor residual_grad = output_grad[1].defined() ? as_rows(output_grad[1]) : at::Tensor();
+    const at::Tensor dx = norm_.input_grad(dy, as_rows(x), statistics, residual_grad);
     if (context.weight_stash != nullptr) {
       statistics.push_back(dy);
       statistics.push_back(as_rows(x));

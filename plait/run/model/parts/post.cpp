@@ -65,6 +65,7 @@ class Post final : public PartModule {
     if (context.weight_stash != nullptr) {
       for (const at::Tensor& kept : {o, h, dnormed, dh, inside.input_grad, inside.output, dy})
         statistics.push_back(kept);
+      norm_.keep_weights(statistics);
       *context.weight_stash = std::move(statistics);
     }
     return {as_sequences(d_o, like), as_sequences(dh, like)};
@@ -72,6 +73,7 @@ class Post final : public PartModule {
 
   void backward_weight(std::vector<at::Tensor> weight_stash) override {
     std::vector<at::Tensor> statistics = std::move(weight_stash);
+    const std::vector<at::Tensor> norm_weights = norm_.take_weights(statistics);
     const at::Tensor dy = take_last(statistics);
     const at::Tensor act = take_last(statistics);
     const at::Tensor dinner = take_last(statistics);
@@ -80,7 +82,7 @@ class Post final : public PartModule {
     const at::Tensor h = take_last(statistics);
     const at::Tensor o = take_last(statistics);
     down_.accumulate(act, dy);
-    up_.accumulate(norm_.apply(h, statistics), dinner);
+    up_.accumulate(norm_.apply(h, statistics, norm_weights), dinner);
     norm_.accumulate(dnormed, h, statistics);
     projection_.accumulate(o, dh);
   }

@@ -1,0 +1,204 @@
+// What a row does with parameter groups: weights that come and go, gradients that are summed, norms and steps.
+
+#include "plait/base/check.h"
+#include "plait/run/engine/messages.h"
+#include "plait/run/engine/row_runner.h"
+
+#include <ATen/ops/clone.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace plait {
+namespace {
+
+std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors)
+    if (tensor.defined()) bytes += static_cast<std::int64_t>(tensor.nbytes());
+  return bytes;
+}
+
+}  // namespace
+
+/// Receives tensors of a group into the buffer that its receive took.
+bool RowRunner::bring(TransferId transfer, RankGroup& group, std::vector<at::Tensor>& tensors) {
+  const Transfer& route = transport_.routes().transfers[static_cast<std::size_t>(transfer)];
+  Message message;
+  if (!await_message(transfer, message)) return false;
+  worker_.account_.release(route.value.kind() == ValueKind::kWeight ? group.weight_bytes() : group.gradient_bytes());
+  charge_to(message, worker_.account_);
+  const std::string wrong = group.check(message, route.value);
+  if (!wrong.empty())
+    return fail(ErrorCode::kTransport, "engine.message", fmt::format("from rank {}: {}", route.source.value(), wrong));
+  tensors = std::move(message.tensors);
+  return true;
+}
+
+bool RowRunner::read_weights(const FirstReads& reads) {
+  for (std::int32_t at = reads.begin; at < reads.end; ++at) {
+    const WeightArrival& arrival = row_.weights[static_cast<std::size_t>(at)];
+    if (arrival.transfer == kAbsent) {
+      if (!await_collective(arrival.collective)) return false;
+      continue;
+    }
+    RankGroup& group = worker_.groups_[arrival.group.index()];
+    std::vector<at::Tensor> weights;
+    if (!bring(arrival.transfer, group, weights)) return false;
+    // A home reads its own; a copy that passes by is only held.
+    if (!group.is_whole()) group.bind_weights(weights);
+  }
+  return true;
+}
+
+bool RowRunner::send_weights(const BoundSend& send) {
+  if (!read_weights(send.weights)) return false;
+  const Value value = transport_.routes().transfers[static_cast<std::size_t>(send.transfer)].value;
+  // Whoever holds the weights keeps them until it frees or steps them, so a copy travels.
+  Message message{.value = value, .tensors = {}, .counts = {}};
+  const AccountScope scope(in_flight_account());
+  for (const at::Tensor& tensor : worker_.groups_[value.group().index()].weights())
+    message.tensors.push_back(tensor.defined() ? at::clone(tensor, at::MemoryFormat::Contiguous) : at::Tensor());
+  hand_over(send.transfer, std::move(message));
+  return true;
+}
+
+bool RowRunner::send_gradient(const BoundSend& send) {
+  if (!add_arrivals(send.arrivals)) return false;
+  const Value value = transport_.routes().transfers[static_cast<std::size_t>(send.transfer)].value;
+  const AccountScope scope(in_flight_account());
+  hand_over(send.transfer,
+            Message{.value = value, .tensors = worker_.groups_[value.group().index()].take_partial(), .counts = {}});
+  return true;
+}
+
+bool RowRunner::execute(const BoundGather& gather) {
+  if (!read_weights(gather.weights)) return false;
+  const CollectiveRoute& route = route_of(gather.collective);
+  RankGroup& group = worker_.groups_[gather.group.index()];
+  const bool is_root = route.kind == CollectiveKind::kBroadcast && route.root == worker_.rank_;
+  PLAIT_CHECK(is_root || !group.is_whole(), "weights come to a rank that holds them");
+  if (!is_root) group.begin_gather();
+  if (is_root && group.is_whole()) group.lent.push_back(gather.collective);
+  transport_.enter(gather.collective, worker_.rank_, group.as_parameters(group.weights()));
+  if (route.kind == CollectiveKind::kAllGather)
+    for (const Parameter* parameter : group.parameters())
+      moved_ += Bytes{parameter->master.numel() *
+                      static_cast<std::int64_t>(c10::elementSize(scalar_type(worker_.parameters_.type())))};
+  else if (is_root && route.members.size() > 1)
+    moved_ = Bytes{bytes_of(group.weights())};
+  return true;
+}
+
+bool RowRunner::execute(const BoundFree& free) {
+  if (!read_weights(free.weights)) return false;
+  RankGroup& group = worker_.groups_[free.group.index()];
+  if (!group.is_whole()) group.drop_weights();
+  return true;
+}
+
+/// What is summed in place is left alone until the sum is there.
+bool RowRunner::begin_contributions(int stage) {
+  for (const GroupId id : context_.program->layout.stages[static_cast<std::size_t>(stage)].groups) {
+    RankGroup& group = worker_.groups_[id.index()];
+    if (group.is_whole() && !group.reductions.empty()) {
+      for (const RankGroup::Reduction& reduction : group.reductions)
+        if (!await_collective(reduction.collective)) return false;
+      group.reductions.clear();
+    }
+    group.begin_contribution();
+  }
+  return true;
+}
+
+bool RowRunner::add_arrivals(const Arrivals& arrivals) {
+  for (std::int32_t at = arrivals.begin; at < arrivals.end; ++at) {
+    const Arrival& arrival = row_.arrivals[static_cast<std::size_t>(at)];
+    RankGroup& group = worker_.groups_[arrival.group.index()];
+    std::vector<at::Tensor> partial;
+    if (!bring(arrival.transfer, group, partial)) return false;
+    group.add_partial(std::move(partial));
+  }
+  return true;
+}
+
+bool RowRunner::execute(const BoundReduceGrad& reduce) {
+  const CollectiveRoute& route = route_of(reduce.collective);
+  RankGroup& group = worker_.groups_[reduce.group.index()];
+  const bool keeps = route.kind != CollectiveKind::kReduce || route.root == worker_.rank_;
+  std::vector<at::Tensor> tensors;
+  if (keeps) group.begin_contribution();
+  if (keeps && group.is_whole()) {
+    group.fold();
+    tensors = group.partial();
+  } else {
+    // What leaves is counted where it was made until it is summed.
+    tensors = group.take_partial();
+  }
+  if (keeps) group.reductions.push_back({.collective = reduce.collective, .result = tensors});
+  if (route.members.size() > 1) moved_ = Bytes{bytes_of(tensors)};
+  if (route.kind == CollectiveKind::kReduceScatter) tensors = group.as_parameters(tensors);
+  transport_.enter(reduce.collective, worker_.rank_, tensors);
+  return true;
+}
+
+bool RowRunner::execute(const BoundFinishGrad& finish) {
+  if (!await_collective(finish.collective)) return false;
+  RankGroup& group = worker_.groups_[finish.group.index()];
+  const auto reduction =
+      std::find_if(group.reductions.begin(), group.reductions.end(),
+                   [&](const RankGroup::Reduction& open) { return open.collective == finish.collective; });
+  if (reduction == group.reductions.end()) return true;
+  std::vector<at::Tensor> result = std::move(reduction->result);
+  group.reductions.erase(reduction);
+  if (group.is_whole()) return true;  // summed in place
+  if (route_of(finish.collective).kind == CollectiveKind::kReduceScatter)
+    group.add_shards(group.as_parameters(result));
+  else
+    group.add_partial(std::move(result));
+  return true;
+}
+
+bool RowRunner::execute(const BoundReduceNorm& reduce) {
+  if (!add_arrivals(reduce.arrivals)) return false;
+  // A whole parameter is counted by one rank, so that the sum over the ranks only adds zeros to it: it stays exact.
+  run_.squares.zero_();
+  auto* squares = run_.squares.data_ptr<double>();
+  for (RankGroup& group : worker_.groups_) {
+    if (group.is_whole()) group.fold();
+    for (const auto& [place, parameter] : group.counted()) squares[place] = square_sum(parameter->grads.front());
+  }
+  transport_.enter(reduce.collective, worker_.rank_, {&run_.squares, 1});
+  if (route_of(reduce.collective).members.size() > 1) moved_ = Bytes{static_cast<std::int64_t>(run_.squares.nbytes())};
+  return true;
+}
+
+bool RowRunner::execute(const BoundFinishNorm& finish) {
+  if (!await_collective(finish.collective)) return false;
+  const auto* squares = run_.squares.const_data_ptr<double>();
+  double sum = 0;
+  for (std::int64_t place = 0; place < run_.squares.numel(); ++place) sum += squares[place];
+  run_.grad_norm = std::sqrt(sum);
+  // torch.nn.utils.clip_grad_norm_: the small number keeps the scale finite for a norm of zero.
+  constexpr double kTiny = 1e-6;
+  if (context_.clip) worker_.clip_factor_ = std::min(1.0, *context_.clip / (run_.grad_norm + kTiny));
+  return true;
+}
+
+bool RowRunner::execute(const BoundStep& step) {
+  if (!add_arrivals(step.arrivals)) return false;
+  RankGroup& group = worker_.groups_[step.group.index()];
+  for (const CollectiveId collective : group.lent)
+    if (!await_collective(collective)) return false;
+  group.lent.clear();
+  if (group.is_whole()) group.fold();
+  if (worker_.clip_factor_ < 1)
+    for (const Parameter* parameter : group.parameters()) parameter->grads.front().mul_(worker_.clip_factor_);
+  PLAIT_CHECK(worker_.optimizer_.has_value(), "a step in a program without training");
+  worker_.optimizer_->step(step.group.index(), context_.learning_rate);
+  return true;
+}
+
+}  // namespace plait
