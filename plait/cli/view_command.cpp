@@ -20,6 +20,7 @@ struct Options {
   std::string out;
   ScheduleFlags flags;
   TimingFlags timing;
+  CostFlags costs;
   CsvFlags csv;
 };
 
@@ -33,10 +34,9 @@ Result<Timeline> load(const std::string& source, const Options& options) {
     return read_trace(text, "");
   }
   PLAIT_TRY(const TorchCsvOptions csv, resolve_csv(options.csv));
-  PLAIT_TRY(LoadedSchedule loaded, load_schedule(source, options.flags, csv));
-  const std::string title = loaded.layout().name;
-  PLAIT_TRY(const TimedProgram timed, time_step(std::move(loaded), options.flags, options.timing, Detail::kTimeline));
-  return make_timeline(timed.program, timed.result, title);
+  PLAIT_TRY(const TimedProgram timed,
+            time_source(source, options.flags, options.timing, options.costs, csv, Detail::kTimeline));
+  return make_timeline(timed.program, timed.result, timed.program.layout.name);
 }
 
 /// A run's folder stands for what was written and what was measured.
@@ -90,6 +90,7 @@ void add_view_command(CLI::App& parent, CommandBody& chosen) {
   command->add_option("--out", options->out, "file to write instead of standard output");
   add_schedule_flags(*command, options->flags);
   add_timing_flags(*command, options->timing);
+  add_cost_flags(*command, options->costs);
   add_csv_flags(*command, options->csv);
   command->callback([options, &chosen] { chosen = [options] { return run(*options); }; });
 }
