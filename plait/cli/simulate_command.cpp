@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -45,7 +46,15 @@ std::vector<std::pair<std::string, std::int64_t>> owners_at_peak(const TimedProg
           {"buffers", owners.buffers}, {"transient", owners.transient}, {"fixed", owners.fixed}};
 }
 
-std::string as_json(const TimedProgram& timed) {
+/// The paper's formula for a named schedule, where it is not what a replay gives.
+std::optional<double> published_bubble_ratio(const Options& options) {
+  const auto info = find_schedule(options.source);
+  if (!info) return {};
+  const auto request = resolve_flags(options.flags);
+  return request ? (*info)->expect(request->shape).published_bubble_ratio : std::nullopt;
+}
+
+std::string as_json(const TimedProgram& timed, std::optional<double> published) {
   const SimResult& result = timed.result;
   const auto units = [&](std::int64_t ticks) { return in_units(ticks, result.ticks_per_unit); };
   Json json = {{"makespan", units(result.makespan)},
@@ -58,6 +67,15 @@ std::string as_json(const TimedProgram& timed) {
                  {"bytes", result.transfers.bytes},
                  {"exposed", units(result.transfers.exposed)}}}};
   if (!timed.costs.unit.empty()) json["unit"] = timed.costs.unit;
+  // The bubble in two terms: before a rank's first and behind its last op, and between them.
+  double between = 0;
+  for (const RankFigures& rank : result.ranks)
+    between += static_cast<double>(rank.idle) / static_cast<double>(result.ranks.size());
+  const double inner = result.makespan > 0 ? between / static_cast<double>(result.makespan) : 0;
+  json["bubble_inner"] = inner;
+  json["bubble_stagger"] = result.bubble_ratio - inner;
+  if (published) json["published_bubble_ratio"] = *published;
+  json["turns"] = result.turns.empty() ? Json(nullptr) : Json(result.turns.size());
   for (std::size_t r = 0; r < result.ranks.size(); ++r) {
     const RankFigures& rank = result.ranks[r];
     const auto peak = in_microbatches(timed.program.layout, rank.peak_stashes);
@@ -126,7 +144,7 @@ Result<int> run(const Options& options) {
                                                   drawn ? Detail::kTimeline : Detail::kFigures));
   const std::string& title = timed.program.layout.name;
   std::string text;
-  if (options.format == "json") text = as_json(timed);
+  if (options.format == "json") text = as_json(timed, published_bubble_ratio(options));
   if (options.format == "table") text = as_table(timed);
   if (options.format == "trace") text = chrome_trace({make_timeline(timed.program, timed.result, title)});
   if (options.format == "svg") text = draw_svg({make_timeline(timed.program, timed.result, title)});

@@ -407,9 +407,17 @@ void add_steps(Program& program) {
   std::vector<RankId> everyone;
   for (int rank = 0; rank < program.layout.num_ranks; ++rank) everyone.push_back(RankId{rank});
   const RankSetId all_ranks = intern_rank_set(program.layout, std::move(everyone));
+  // Groups that the schedule itself all-reduces, in buckets under its backwards.
+  std::vector<bool> reduced_already(program.layout.groups.size());
+  for (const Row& row : program.rows)
+    for (const Instr& instr : row)
+      if (const Collective* own = std::get_if<Collective>(&instr);
+          own != nullptr && own->kind == CollectiveKind::kAllReduce && own->value.kind() == ValueKind::kWeightGrad)
+        reduced_already[own->value.group().index()] = true;
   std::vector<std::optional<RankSetId>> reduced_over;
-  for (const ParamGroup& group : program.layout.groups) {
-    const bool reduce = group.homes.size() > 1 && group.residency == Residency::kResident;
+  for (std::size_t g = 0; g < program.layout.groups.size(); ++g) {
+    const ParamGroup& group = program.layout.groups[g];
+    const bool reduce = group.homes.size() > 1 && group.residency == Residency::kResident && !reduced_already[g];
     reduced_over.push_back(reduce ? std::optional(intern_rank_set(program.layout, group.homes)) : std::nullopt);
   }
   // Which groups live on which rank, in the order of their ids.

@@ -35,6 +35,8 @@ Result<> check_sizes(std::string_view name, const ScheduleShape& shape) {
                                                        {"--repeats", shape.repeats.has_value()},
                                                        {"--groups", shape.groups.has_value()},
                                                        {"--rounds", shape.rounds.has_value()},
+                                                       {"--prefetch", shape.prefetch.has_value()},
+                                                       {"--reshard", shape.reshard != Reshard::kAfterForward},
                                                        {"--pattern-only", shape.squeeze != Squeeze::kFull},
                                                        {"--eviction", shape.eviction != Eviction::kLate},
                                                        {"--qkv", shape.qkv != QkvPlace::kPre}};

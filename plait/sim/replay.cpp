@@ -110,24 +110,6 @@ Result<> Replay::check_limits() const {
   return {};
 }
 
-void Replay::place_static_bytes() {
-  const bool train = layout_.mode == Mode::kTrain;
-  for (Lane& lane : lanes_) lane.bytes = costs_.fixed_bytes.value();
-  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
-    const ParamGroup& group = layout_.groups[g];
-    const GroupCost& cost = costs_.groups[g];
-    const std::int64_t whole = cost.weight.value() + (train ? cost.gradient.value() + cost.optimizer.value() : 0);
-    const auto shards = static_cast<std::int64_t>(group.residency == Residency::kSharded ? group.homes.size() : 1);
-    for (const RankId home : group.homes) {
-      lanes_[home.index()].bytes += (whole + shards - 1) / shards;
-      GroupCell& cell = groups_[g * num_ranks_ + home.index()];
-      cell.present = group.residency == Residency::kResident;
-      cell.partial = true;
-    }
-  }
-  for (Lane& lane : lanes_) lane.peak_bytes = lane.bytes;
-}
-
 Result<SimResult> Replay::run() {
   PLAIT_TRY_VOID(check_limits());
   lanes_.resize(num_ranks_);
@@ -141,6 +123,7 @@ Result<SimResult> Replay::run() {
   if (layout_.mode == Mode::kTrain) gradients_.resize(activations_.size());
   ops_.resize(layout_.stages.size() * num_microbatches_ * num_slices_);
   groups_.resize(layout_.groups.size() * num_ranks_);
+  set_free_.resize(layout_.rank_sets.size());
   place_static_bytes();
   needs_weights_.resize(layout_.stages.size() * num_ranks_, 1);
   for (std::size_t s = 0; s < layout_.stages.size(); ++s) {

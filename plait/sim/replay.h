@@ -72,13 +72,20 @@ struct RouteKeyHash {
 
 /// A group's weight (or a received part of its gradient) on one rank.
 struct GroupCell {
-  bool present = false;
-  std::int64_t ready = 0;
-  std::int64_t left = 0;
-  int incoming = 0;  ///< received partial gradients not yet added
+  bool present = false;  ///< a home's own, whole
+  struct Copy {
+    std::int64_t ready = 0;
+    std::int64_t left = 0;
+  };
+  std::deque<Copy> copies;  ///< gathered, broadcast or received; the oldest is read and freed first
+  int incoming = 0;         ///< received partial gradients not yet added
   std::int64_t incoming_ready = 0;
   std::int64_t incoming_left = 0;
-  bool partial = false;  ///< a partial gradient lies on a rank that is not a home
+  bool partial = false;  ///< a partial gradient lies here
+  bool kept = false;     ///< from start to end: the gradient of a home that never gives it away
+  /// When the weight that is read is here; a home reads its own.
+  [[nodiscard]] bool readable() const { return present || !copies.empty(); }
+  [[nodiscard]] std::int64_t ready() const { return present ? 0 : copies.front().ready; }
 };
 
 struct CollectiveState {
@@ -86,6 +93,7 @@ struct CollectiveState {
   std::int64_t start = 0;
   std::int64_t done = 0;
   bool complete = false;
+  std::optional<std::size_t> keeper;  ///< of a sum that not all members keep whole: the root, or no rank at all
   std::vector<std::int32_t> waiters;
 };
 struct CollectiveHash {
@@ -189,6 +197,11 @@ class Replay {
 
   Result<> check_limits() const;
   void place_static_bytes();
+  [[nodiscard]] std::vector<bool> gradients_that_leave() const;
+  /// Buffers of weights and gradients are whole ones at both ends, whatever is counted for activations.
+  [[nodiscard]] bool at_both_ends(const Value& value) const {
+    return value.is_group() || costs_.messages == MessageBytes::kBothEnds;
+  }
   Progress fail(std::size_t rank, std::string_view rule, std::string_view text);
   [[nodiscard]] Error stuck() const;
   SimResult figures();
@@ -220,7 +233,8 @@ class Replay {
   std::unordered_map<RouteKey, Route, RouteKeyHash> routes_;
   std::unordered_map<Collective, std::vector<std::size_t>, CollectiveHash> collective_rounds_;
   std::vector<CollectiveState> collectives_;
-  std::vector<Channel> channels_;                                          ///< [from][to], bounded only
+  std::vector<std::int64_t> set_free_;  ///< per rank set: when its last collective is done; they run one by one
+  std::vector<Channel> channels_;       ///< [from][to], bounded only
   std::vector<std::int64_t> inner_out_, inner_in_, outer_out_, outer_in_;  ///< when each port is free again
   std::vector<CollectiveState> turns_;
   std::vector<PostedBatch> batches_;

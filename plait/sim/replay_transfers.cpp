@@ -164,9 +164,7 @@ void Replay::deliver(const Value& value, const Message& message) {
   } else if (value.is_group()) {
     GroupCell& cell = groups_[value.group().index() * num_ranks_ + target];
     if (value.kind() == ValueKind::kWeight) {
-      cell.present = true;
-      cell.ready = message.arrived;
-      cell.left = message.left;
+      cell.copies.push_back({.ready = message.arrived, .left = message.left});
     } else {
       ++cell.incoming;
       cell.incoming_ready = std::max(cell.incoming_ready, message.arrived);
@@ -199,10 +197,16 @@ Replay::Progress Replay::take_for_send(std::size_t rank, const Send& send) {
   } else if (send.value.is_group()) {
     GroupCell& cell = groups_[send.value.group().index() * num_ranks_ + rank];
     if (send.value.kind() == ValueKind::kWeight) {
-      if (!cell.present) return Progress::kBlocked;
-      stand_still(rank, cell.ready);
-    } else {
+      if (!cell.readable()) return Progress::kBlocked;
+      stand_still(rank, cell.ready());
+    } else if (cell.partial) {
       cell.partial = false;
+    } else if (cell.incoming > 0) {
+      // A partial that only passes through.
+      --cell.incoming;
+      stand_still(rank, cell.incoming_ready);
+    } else {
+      return Progress::kBlocked;  // whoever brings it wakes this rank
     }
   }
   return Progress::kDone;
@@ -226,7 +230,7 @@ Replay::Progress Replay::send(std::size_t rank, const Send& send) {
     if (const Progress progress = take_for_send(rank, send); progress != Progress::kDone) return progress;
     message.is_sent = true;
     message.left = lane.clock;
-    if (costs_.messages == MessageBytes::kInFlight) lane.bytes -= buffer_bytes(send.value);
+    if (!at_both_ends(send.value)) lane.bytes -= buffer_bytes(send.value);
   }
   if (in_batch(rank)) {
     post(rank, &message, send.value);
@@ -273,7 +277,7 @@ Replay::Progress Replay::recv(std::size_t rank, const Recv& recv) {
   if (!message.is_posted) {
     message.is_posted = true;
     message.posted = lane.clock;
-    if (costs_.messages == MessageBytes::kBothEnds) hold_bytes(rank, buffer_bytes(recv.value));
+    if (at_both_ends(recv.value)) hold_bytes(rank, buffer_bytes(recv.value));
   }
   if (in_batch(rank)) {
     post(rank, &message, recv.value);
@@ -318,7 +322,9 @@ Replay::Progress Replay::wait_send(std::size_t rank, const WaitSend& wait) {
   }
   const bool blocked = options_.transfers == TransferMode::kRendezvous || options_.transfers == TransferMode::kBlocking;
   if (!blocked || message.in_batch) stand_still(rank, std::max(message.posted, message.arrived));
-  if (costs_.messages == MessageBytes::kBothEnds) lanes_[rank].bytes -= buffer_bytes(wait.value);
+  // A weight that was sent is still here: it ends with its Free.
+  if (at_both_ends(wait.value) && wait.value.kind() != ValueKind::kWeight)
+    lanes_[rank].bytes -= buffer_bytes(wait.value);
   return close(message, wait.value, Role::kWait);
 }
 
@@ -408,10 +414,11 @@ Replay::Progress Replay::weights_of(std::size_t rank, const Op& op, std::int64_t
   if (op.kind == OpKind::kBackwardWeight) return Progress::kDone;  // reads no weight
   for (const GroupId g : layout_.stages[op.stage.index()].groups) {
     const GroupCell& cell = groups_[g.index() * num_ranks_ + rank];
-    if (!cell.present) return Progress::kBlocked;  // whoever brings it wakes this rank
-    if (cell.ready > ready) {
-      ready = cell.ready;
-      left = cell.left;
+    if (cell.present) continue;
+    if (cell.copies.empty()) return Progress::kBlocked;  // whoever brings it wakes this rank
+    if (cell.copies.front().ready > ready) {
+      ready = cell.copies.front().ready;
+      left = cell.copies.front().left;
     }
   }
   return Progress::kDone;
@@ -424,6 +431,12 @@ Replay::Progress Replay::enter(std::size_t rank, const Collective& collective) {
   const std::vector<RankId>& members = layout_.rank_sets[collective.ranks.index()];
   if (!std::binary_search(members.begin(), members.end(), RankId{static_cast<std::int32_t>(rank)}))
     return fail(rank, "sim.unverified", "this rank is not a member");
+  const bool brings_weight = collective.value.kind() == ValueKind::kWeight;
+  GroupCell* here =
+      collective.value.is_group() ? &groups_[collective.value.group().index() * num_ranks_ + rank] : nullptr;
+  // A root may hand on what is still on its way to it: the lane does not wait, the broadcast does.
+  const bool gives = brings_weight && collective.kind == CollectiveKind::kBroadcast && collective.root.index() == rank;
+  if (gives && !here->readable()) return Progress::kBlocked;
   const std::size_t round = lane.rounds[collective]++;
   auto& rounds = collective_rounds_[collective];
   while (rounds.size() <= round) {
@@ -432,31 +445,29 @@ Replay::Progress Replay::enter(std::size_t rank, const Collective& collective) {
   }
   const std::size_t index = rounds[round];
   CollectiveState& state = collectives_[index];
-  state.start = std::max(state.start, lane.clock);
-  const bool brings_weight = collective.value.kind() == ValueKind::kWeight;
+  state.start = std::max(state.start, gives ? std::max(lane.clock, here->ready()) : lane.clock);
+  if (collective.kind == CollectiveKind::kReduce) state.keeper = collective.root.index();
+  if (collective.kind == CollectiveKind::kReduceScatter) state.keeper = num_ranks_;
   if (!brings_weight)
     lane.entered.emplace_back(WaitCollective{.kind = collective.kind, .value = collective.value}, index);
-  GroupCell* here =
-      collective.value.is_group() ? &groups_[collective.value.group().index() * num_ranks_ + rank] : nullptr;
   const std::int64_t bytes = value_bytes(costs_, collective.value).value();
-  if (brings_weight && !here->present) hold_bytes(rank, buffer_bytes(collective.value));
+  if (brings_weight && !here->readable()) hold_bytes(rank, buffer_bytes(collective.value));
   if (++state.entered < members.size()) return Progress::kDone;
   state.complete = true;
   if (members.size() == 1 || options_.transfers == TransferMode::kFree) {
     state.done = state.start;
   } else if (costs_.cluster) {
+    // One communicator runs its collectives in order.
+    state.start = std::max(state.start, set_free_[collective.ranks.index()]);
     state.done = state.start + collective_ticks(*costs_.cluster, collective.kind, members, Bytes{bytes});
   } else {
     state.done = state.start + (brings_weight ? costs_.latency : 0);
   }
+  set_free_[collective.ranks.index()] = state.done;
   for (const RankId member : members) {
     if (brings_weight) {
       GroupCell& cell = groups_[collective.value.group().index() * num_ranks_ + member.index()];
-      if (!cell.present) {
-        cell.present = true;
-        cell.ready = state.done;
-        cell.left = state.start;
-      }
+      if (!cell.readable()) cell.copies.push_back({.ready = state.done, .left = state.start});
     }
     if (member.index() != rank) push(member.value(), state.done);
   }
@@ -474,6 +485,15 @@ Replay::Progress Replay::wait_collective(std::size_t rank, const WaitCollective&
     lane.exposed_since_op += state.done - std::max(lane.clock, state.start);
     lane.clock = state.done;
   }
+  // What was given to another rank, or scattered, leaves its buffer now.
+  const bool given = wait.value.kind() == ValueKind::kWeightGrad && state.keeper.value_or(rank) != rank;
+  if (given) {
+    GroupCell& cell = groups_[wait.value.group().index() * num_ranks_ + rank];
+    if (cell.partial && !cell.kept) {
+      cell.partial = false;
+      lane.bytes -= buffer_bytes(wait.value);
+    }
+  }
   lane.entered.erase(found);
   return Progress::kDone;
 }
@@ -482,8 +502,9 @@ Replay::Progress Replay::free_weight(std::size_t rank, const Free& free) {
   if (!valid(free.value) || free.value.kind() != ValueKind::kWeight)
     return fail(rank, "sim.unverified", "only a weight is freed");
   GroupCell& cell = groups_[free.value.group().index() * num_ranks_ + rank];
-  if (!cell.present) return fail(rank, "sim.unverified", "frees a weight that is not here");
-  cell.present = false;
+  if (cell.copies.empty()) return Progress::kBlocked;  // still under way, or never here
+  stand_still(rank, cell.copies.front().ready);
+  cell.copies.pop_front();
   lanes_[rank].bytes -= buffer_bytes(free.value);
   return Progress::kDone;
 }
@@ -498,11 +519,14 @@ Replay::Progress Replay::add(std::size_t rank, const Add& add) {
     lane.exposed_since_op += cell.incoming_ready - std::max(lane.clock, cell.incoming_left);
     lane.clock = cell.incoming_ready;
   }
-  const std::int64_t ticks = costs_.groups[add.group.index()].add_ticks;
+  const bool sums = cell.partial;
+  const std::int64_t ticks = sums ? costs_.groups[add.group.index()].add_ticks : 0;
   lane.clock += ticks;
   lane.busy += ticks;
   if (ticks > 0) lane.last_busy_end = lane.clock;
-  lane.bytes -= buffer_bytes(Value::weight_grad(add.group));
+  // The first one is taken as it is.
+  if (sums) lane.bytes -= buffer_bytes(Value::weight_grad(add.group));
+  cell.partial = true;
   return Progress::kDone;
 }
 
