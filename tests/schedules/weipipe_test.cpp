@@ -391,7 +391,14 @@ TEST(Weipipe, WithoutTheSwapTheVerifierRefuses) {
     ring.forward_shard = [p](int r, int t) { return modulo(r - 1 - t, p); };
     const auto found = verify(written(ring));
     ASSERT_FALSE(found.empty());
-    for (const Finding& finding : found) EXPECT_EQ(finding.rule, "verify.wrong_weights") << finding.message;
+    // Before anything came, a rank has only its own weights; from then on it has the wrong copies.
+    int wrong = 0;
+    for (const Finding& finding : found) {
+      EXPECT_TRUE(finding.rule == "verify.wrong_weights" || finding.rule == "verify.weights_not_here")
+          << finding.message;
+      wrong += finding.rule == "verify.wrong_weights" ? 1 : 0;
+    }
+    EXPECT_GT(wrong, 0) << p;
   }
 }
 
@@ -413,10 +420,11 @@ TEST(Weipipe, HoldsSixTravellingShardsAndOneMicrobatchWhateverTheRounds) {
       const Program program = program_of("weipipe", shape_of(p, rounds));
       const auto weights = shards_held(program, Bytes{1}, Bytes{0});
       const auto gradients = shards_held(program, Bytes{0}, Bytes{1});
-      // Two of each weight flow, beside the rank's own; two gradients.
+      // Two of each weight flow, beside the rank's own; two gradients that travel, and at the end a complete one at home
+      // while the last ones pass by.
       for (const std::int64_t held : weights) EXPECT_EQ(held, 1 + 4) << p;
-      for (const std::int64_t held : gradients) EXPECT_LE(held, 2) << p;
-      EXPECT_EQ(*std::max_element(gradients.begin(), gradients.end()), 2) << p;
+      for (const std::int64_t held : gradients) EXPECT_LE(held, 3) << p;
+      EXPECT_GE(*std::max_element(gradients.begin(), gradients.end()), 2) << p;
       for (const RankFigures& rank : simulated(program, Turns::kLockStep, unit_costs(program.layout)).ranks)
         EXPECT_EQ(rank.peak_stashes, p);
     }
