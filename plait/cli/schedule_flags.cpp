@@ -26,6 +26,8 @@ Enum pick(const std::optional<std::string>& given, std::span<const std::string_v
 constexpr std::array<std::string_view, 2> kOrders = {"megatron", "torch"};
 constexpr std::array<std::string_view, 3> kRecomputes = {"none", "full", "no-attention"};
 constexpr std::array<std::string_view, 2> kQkvPlaces = {"pre", "attn"};
+constexpr std::array<std::string_view, 2> kResidualPaths = {"through", "direct"};
+constexpr std::array<std::string_view, 2> kWeightTrips = {"per-microbatch", "once"};
 constexpr std::array<std::string_view, 2> kSliceCuts = {"tokens", "compute"};
 constexpr std::array<std::string_view, 2> kEvictions = {"late", "early"};
 constexpr std::array<std::string_view, 2> kHeads = {"untied", "tied"};
@@ -128,8 +130,16 @@ void add_schedule_flags(CLI::App& app, ScheduleFlags& flags) {
   app.add_option("--recompute", flags.recompute, "none, full or no-attention (default none)")
       ->check(CLI::IsMember(strings(kRecomputes)))
       ->group(kChoices);
-  app.add_option("--qkv", flags.qkv, "where the QKV projection runs: pre or attn (default pre)")
+  app.add_option("--qkv", flags.qkv, "where the QKV projection runs: pre or attn (default attn with --recompute no-attention, else pre)")
       ->check(CLI::IsMember(strings(kQkvPlaces)))
+      ->group(kChoices);
+  app.add_option("--residual", flags.residual,
+                 "how the residual passes attention elsewhere: through its rank or direct (default through)")
+      ->check(CLI::IsMember(strings(kResidualPaths)))
+      ->group(kChoices);
+  app.add_option("--weights", flags.weights,
+                 "shipped QKV weights: per-microbatch, or once per layer and rank (default per-microbatch)")
+      ->check(CLI::IsMember(strings(kWeightTrips)))
       ->group(kChoices);
   app.add_option("--slice-cut", flags.slice_cut, "slices of equal tokens or equal compute (default tokens)")
       ->check(CLI::IsMember(strings(kSliceCuts)))
@@ -190,7 +200,9 @@ Result<ScheduleRequest> resolve_flags(const ScheduleFlags& flags) {
                                     .tying = pick(flags.head, kHeads, HeadTying::kUntied),
                                     .order = pick(flags.order, kOrders, Order::kMegatron),
                                     .recompute = recompute_of(flags),
-                                    .qkv = pick(flags.qkv, kQkvPlaces, QkvPlace::kPre),
+                                    .qkv = flags.qkv ? std::optional(pick(flags.qkv, kQkvPlaces, QkvPlace::kPre)) : std::nullopt,
+                                    .residual = pick(flags.residual, kResidualPaths, ResidualPath::kThrough),
+                                    .weights = pick(flags.weights, kWeightTrips, WeightTrips::kPerMicrobatch),
                                     .squeeze = flags.pattern_only ? Squeeze::kPatternOnly : Squeeze::kFull,
                                     .slice_cut = pick(flags.slice_cut, kSliceCuts, SliceCut::kEqualTokens),
                                     .eviction = pick(flags.eviction, kEvictions, Eviction::kLate),

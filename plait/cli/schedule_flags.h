@@ -29,6 +29,8 @@ struct ScheduleFlags {
   std::optional<std::string> order;
   std::optional<std::string> recompute;
   std::optional<std::string> qkv;
+  std::optional<std::string> residual;
+  std::optional<std::string> weights;
   std::optional<std::string> slice_cut;
   std::optional<std::string> eviction;
   std::optional<std::string> head;

@@ -54,7 +54,9 @@ bool reads(const Layout& layout, const Instr& instr, const Value& value) {
   switch (value.kind()) {
     case ValueKind::kActivation:
       return op->kind == OpKind::kForward && layout.edges[value.edge().index()].consumer == op->stage;
-    case ValueKind::kGradient: return backward && layout.edges[value.edge().index()].producer == op->stage;
+    // A recompute right before its backward starts with it.
+    case ValueKind::kGradient:
+      return (backward || op->kind == OpKind::kRecompute) && layout.edges[value.edge().index()].producer == op->stage;
     case ValueKind::kStash: return (backward || op->kind == OpKind::kRecompute) && value.stage() == op->stage;
     case ValueKind::kWeightStash: return op->kind == OpKind::kBackwardWeight && value.stage() == op->stage;
     default: return true;  // keys and values are read by many: they stay where they are
@@ -63,14 +65,26 @@ bool reads(const Layout& layout, const Instr& instr, const Value& value) {
 
 class SwapPass {
  public:
-  SwapPass(const Layout& layout, const std::vector<Row>& rows)
-      : layout_(layout), rows_(rows), exchanges_(rows.size()) {}
+  SwapPass(const Layout& layout, const std::vector<Row>& rows) : layout_(layout), rows_(rows), anchors_(rows.size()) {
+    for (std::size_t rank = 0; rank < rows.size(); ++rank)
+      for (const Instr& instr : rows[rank])
+        if (!is_transfer(instr)) anchors_[rank].push_back(&instr);
+  }
 
   std::vector<Row> run() {
     for (std::size_t rank = 0; rank < rows_.size(); ++rank) collect_receives(rank);
     for (std::size_t rank = 0; rank < rows_.size(); ++rank) collect_sends(rank);
-    for (std::int32_t a = 0; a < static_cast<std::int32_t>(rows_.size()); ++a)
-      for (std::int32_t b = a + 1; b < static_cast<std::int32_t>(rows_.size()); ++b) exchange(a, b);
+    // Twice: how far ahead of their readers most swaps are posted tells in how many folds micro-batches take turns, and
+    // then only what belongs to one fold is swapped.
+    for (int pass = 0; pass < 2; ++pass) {
+      exchanges_.assign(rows_.size(), {});
+      for (std::int32_t a = 0; a < static_cast<std::int32_t>(rows_.size()); ++a)
+        for (std::int32_t b = a + 1; b < static_cast<std::int32_t>(rows_.size()); ++b) exchange(a, b);
+      if (pass > 0 || leads_.empty()) continue;
+      const auto most = std::max_element(leads_.begin(), leads_.end(),
+                                         [](const auto& x, const auto& y) { return x.second < y.second; });
+      folds_ = static_cast<int>(most->first) + 1;
+    }
     std::vector<Row> out;
     for (std::size_t rank = 0; rank < rows_.size(); ++rank) out.push_back(rebuild(rank));
     return out;
@@ -136,6 +150,48 @@ class SwapPass {
     }
   }
 
+  /// Micro-batches of one fold are worked on in turn with those of the others.
+  [[nodiscard]] std::optional<int> fold_of(const Bundle& bundle) const {
+    for (const Value& value : bundle.values)
+      if (!value.is_group()) return value.microbatch().value() % folds_;
+    return {};
+  }
+
+  [[nodiscard]] bool swappable(const Bundle& x, const Bundle& y) const {
+    const auto within = [](const Bounds& bounds, Gap gap) { return bounds.first <= gap && gap <= bounds.last; };
+    return within(x.receive, y.gap) && within(y.receive, x.gap) && fold_of(x) == fold_of(y);
+  }
+
+  /// Whether one of the next bundles, one of each fold, can be swapped with `other`.
+  [[nodiscard]] bool partner_follows(const std::vector<Bundle>& bundles, std::size_t at, const Bundle& other) const {
+    for (int k = 1; k < 2 * folds_ && at + static_cast<std::size_t>(k) < bundles.size(); ++k)
+      if (swappable(bundles[at + static_cast<std::size_t>(k)], other)) return true;
+    return false;
+  }
+
+  /// Behind the op of its fold before the reader, where its receive is posted.
+  [[nodiscard]] Gap posted_at(std::int32_t rank, const Bundle& sent) const {
+    const auto fold = fold_of(sent);
+    if (leads_.empty() || !fold) return 0;
+    const std::vector<const Instr*>& anchors = anchors_[static_cast<std::size_t>(rank)];
+    for (Gap gap = std::min(sent.receive.last, anchors.size()); gap > 0; --gap) {
+      const Op* op = std::get_if<Op>(anchors[gap - 1]);
+      if (op != nullptr && op->kind != OpKind::kRecompute && op->microbatch.value() % folds_ == *fold) return gap;
+    }
+    return 0;
+  }
+
+  /// Ops from a gap to the reader.
+  [[nodiscard]] std::size_t lead(std::int32_t rank, Gap from, Gap to) const {
+    const std::vector<const Instr*>& anchors = anchors_[static_cast<std::size_t>(rank)];
+    return static_cast<std::size_t>(std::count_if(
+        anchors.begin() + static_cast<std::ptrdiff_t>(from),
+        anchors.begin() + static_cast<std::ptrdiff_t>(std::min(to, anchors.size())), [](const Instr* instr) {
+          const Op* op = std::get_if<Op>(instr);
+          return op != nullptr && op->kind != OpKind::kRecompute;
+        }));
+  }
+
   /// Merges the two directions between two ranks in the one order that both follow.
   void exchange(std::int32_t a, std::int32_t b) {
     const std::vector<Bundle>& down = bundles_[{a, b}];
@@ -144,36 +200,42 @@ class SwapPass {
     Gap behind_b = 0;
     std::size_t x = 0;
     std::size_t y = 0;
-    const auto within = [](const Bounds& bounds, Gap gap) { return bounds.first <= gap && gap <= bounds.last; };
     const auto alone = [&](const Bundle& sent, std::int32_t from, std::int32_t to, Gap& behind_from, Gap& behind_to) {
       behind_from = sent.gap;
-      behind_to = std::clamp(behind_to, sent.receive.first, std::max(sent.receive.first, sent.receive.last));
+      behind_to = std::clamp(std::max(behind_to, posted_at(to, sent)), sent.receive.first,
+                             std::max(sent.receive.first, sent.receive.last));
       put(from, behind_from, Exchange{.peer = to, .sends = sent.values, .receives = {}});
       put(to, behind_to, Exchange{.peer = from, .sends = {}, .receives = sent.values});
     };
     while (x < down.size() || y < up.size()) {
-      if (x < down.size() && y < up.size()) {
-        const Bundle& from_a = down[x];
-        const Bundle& from_b = up[y];
-        if (within(from_a.receive, from_b.gap) && within(from_b.receive, from_a.gap)) {
-          behind_a = from_a.gap;
-          behind_b = from_b.gap;
-          put(a, behind_a, Exchange{.peer = b, .sends = from_a.values, .receives = from_b.values});
-          put(b, behind_b, Exchange{.peer = a, .sends = from_b.values, .receives = from_a.values});
-          ++x;
-          ++y;
-          continue;
-        }
-        // What is read before the other one is made goes first.
-        if (from_a.receive.last < from_b.gap || from_a.gap < from_b.receive.first)
-          alone(down[x++], a, b, behind_a, behind_b);
-        else
-          alone(up[y++], b, a, behind_b, behind_a);
-      } else if (x < down.size()) {
+      if (y >= up.size()) {
         alone(down[x++], a, b, behind_a, behind_b);
-      } else {
-        alone(up[y++], b, a, behind_b, behind_a);
+        continue;
       }
+      if (x >= down.size()) {
+        alone(up[y++], b, a, behind_b, behind_a);
+        continue;
+      }
+      const Bundle& from_a = down[x];
+      const Bundle& from_b = up[y];
+      if (swappable(from_a, from_b)) {
+        behind_a = from_a.gap;
+        behind_b = from_b.gap;
+        ++leads_[lead(a, from_a.gap, from_b.receive.last)];
+        ++leads_[lead(b, from_b.gap, from_a.receive.last)];
+        put(a, behind_a, Exchange{.peer = b, .sends = from_a.values, .receives = from_b.values});
+        put(b, behind_b, Exchange{.peer = a, .sends = from_b.values, .receives = from_a.values});
+        ++x;
+        ++y;
+        continue;
+      }
+      // What is read before the other one is made goes first; else what leaves the other its partner.
+      const bool a_must = from_a.receive.last < from_b.gap || from_a.gap < from_b.receive.first;
+      const bool b_must = from_b.receive.last < from_a.gap || from_b.gap < from_a.receive.first;
+      if (a_must || (!b_must && (partner_follows(down, x, from_b) || !partner_follows(up, y, from_a))))
+        alone(down[x++], a, b, behind_a, behind_b);
+      else
+        alone(up[y++], b, a, behind_b, behind_a);
     }
   }
 
@@ -213,6 +275,9 @@ class SwapPass {
   std::map<Channel, std::vector<std::pair<Value, Bounds>>> bounds_;
   std::map<std::pair<std::size_t, Value>, std::size_t> pending_;
   std::map<Channel, std::vector<Bundle>> bundles_;
+  std::vector<std::vector<const Instr*>> anchors_;  ///< per rank: what is no transfer
+  std::map<std::size_t, int> leads_;                ///< of swaps: ops between posting and reader
+  int folds_ = 1;
   std::vector<std::map<Gap, std::vector<Exchange>>> exchanges_;
 };
 

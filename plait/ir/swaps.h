@@ -17,7 +17,10 @@ namespace plait {
 /// Sends stay where they are; what one gap between two ops sends to one peer is one batch. Two batches of opposite directions
 /// become a swap when each is read behind the op that makes the other. That costs no rank a wait that its own order does
 /// not: a reader of x stands behind y's op anyway. What finds no partner is a batch of its own, whose receives are posted
-/// right behind the ranks' previous exchange.
+/// behind the op of the same fold before their reader, and behind the two ranks' previous exchange.
+///
+/// Folds: a schedule that works on F micro-batches in turn (m mod F) posts its swaps F - 1 ops ahead of their readers, so
+/// that is what F is taken from. Only transfers of one fold are swapped.
 ///
 /// \errors kInvalidSchedule "lower.swaps" if pairs stand in the rows: nothing may be received inside one
 Result<std::vector<Row>> add_swaps(const Layout& layout, const std::vector<Row>& rows);

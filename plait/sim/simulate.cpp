@@ -1,6 +1,7 @@
 #include "plait/sim/simulate.h"
 
 #include "plait/base/check.h"
+#include "plait/ir/recompute.h"
 #include "plait/sim/replay.h"
 
 #include <algorithm>
@@ -23,6 +24,56 @@ std::optional<double> in_microbatches(const Layout& layout, int stashes) {
   // A stage is 1/S of the model, a slice 1/k of a micro-batch.
   return static_cast<double>(stashes) * layout.num_ranks /
          (static_cast<double>(layout.num_stages()) * layout.num_slices);
+}
+
+std::vector<double> peak_elements(const Program& program) {
+  const Layout& layout = program.layout;
+  const auto num_microbatches = static_cast<std::size_t>(layout.num_microbatches);
+  const auto num_slices = static_cast<std::size_t>(layout.num_slices);
+  const auto cell = [&](StageId stage, MicrobatchId m, SliceId q) {
+    return (stage.index() * num_microbatches + m.index()) * num_slices + q.index();
+  };
+  std::vector<bool> again(layout.stages.size() * num_microbatches * num_slices);
+  for (const Row& row : program.rows)
+    for (const Instr& instr : row)
+      if (const Op* op = std::get_if<Op>(&instr); op != nullptr && op->kind == OpKind::kRecompute)
+        again[cell(op->stage, op->microbatch, op->slice)] = true;
+  const Recompute what = layout.recompute == Recompute::kNone ? Recompute::kFull : layout.recompute;
+  std::vector<int> with_recompute;
+  std::vector<int> without;
+  for (int s = 0; s < layout.num_stages(); ++s) {
+    const PartRange parts = layout.stages[static_cast<std::size_t>(s)].parts;
+    const bool attention_alone = parts.size() == 1 && part_at(layout.num_layers, parts.begin).kind == PartKind::kAttn;
+    with_recompute.push_back(kept_elements(layout, StageId{s}, what));
+    // Without attention there is nothing to make again in a stage of attention alone; it keeps what the others do of it.
+    const bool keeps_output = layout.recompute == Recompute::kNoAttention && attention_alone;
+    without.push_back(kept_elements(layout, StageId{s}, keeps_output ? Recompute::kNoAttention : Recompute::kNone));
+  }
+  const auto elements = [&](StageId stage, MicrobatchId m, SliceId q) {
+    return (again[cell(stage, m, q)] ? with_recompute : without)[stage.index()];
+  };
+  std::vector<double> peaks;
+  for (const Row& row : program.rows) {
+    std::int64_t held = 0;
+    std::int64_t most = 0;
+    for (const Instr& instr : row) {
+      if (const Op* op = std::get_if<Op>(&instr)) {
+        if (op->kind == OpKind::kForward && layout.mode == Mode::kTrain)
+          held += elements(op->stage, op->microbatch, op->slice);
+        if (op->kind == OpKind::kBackward || op->kind == OpKind::kBackwardWeight)
+          held -= elements(op->stage, op->microbatch, op->slice);
+      }
+      const Send* send = std::get_if<Send>(&instr);
+      const Recv* recv = std::get_if<Recv>(&instr);
+      const Value* value = send != nullptr ? &send->value : recv != nullptr ? &recv->value : nullptr;
+      const bool stash =
+          value != nullptr && (value->kind() == ValueKind::kStash || value->kind() == ValueKind::kWeightStash);
+      if (stash) held += (send != nullptr ? -1 : 1) * elements(value->stage(), value->microbatch(), value->slice());
+      most = std::max(most, held);
+    }
+    peaks.push_back(static_cast<double>(most) / layout.num_slices);
+  }
+  return peaks;
 }
 
 std::vector<CriticalStep> critical_path(const Program& program, const SimResult& result) {

@@ -122,6 +122,11 @@ Result<SimResult> simulate(const Program& program, const CostModel& costs, const
 /// number of layers, so that there is no such stage.
 std::optional<double> in_microbatches(const Layout& layout, int stashes);
 
+/// Most activation elements that each rank keeps for its backwards, in units of B T D (kept_elements of ir/recompute.h):
+/// taken at F, given back at BW or W; a stash that is sent moves. What an R makes again lives until its backward only and
+/// does not count. Needs no times: rows run in order.
+std::vector<double> peak_elements(const Program& program);
+
 /// Ops (rank, position) from the step's first to its last, each starting when the one before it, or a message of it,
 /// lets it. Needs a result with Detail::kTimeline.
 struct CriticalStep {

@@ -288,18 +288,22 @@ Result<CostModel> abstract_costs(const Layout& layout, const TimesSpec& times, s
                           "a part of {} ticks in each of {} layers is too long; use a coarser unit", part,
                           layout.num_layers);
     }
-    denominator = 2;  // half of pre is the norm, half the projection
+    denominator = 2;  // half of pre is the norm, half the projection, where both are before the cut
     for (std::size_t s = 0; s < stages.size(); ++s) {
       PartTimes& stage = stages[s];
       for (int part = layout.stages[s].parts.begin; part < layout.stages[s].parts.end; ++part) {
         switch (part_at(layout.num_layers, part).kind) {
           case PartKind::kNorm:
-          case PartKind::kQkv:
-            stage.forward += pre;
-            stage.backward += pre;
-            stage.weight += pre;
-            stage.again += pre;
+          case PartKind::kQkv: {
+            const bool norm = part_at(layout.num_layers, part).kind == PartKind::kNorm;
+            const bool cut = norm ? part + 1 == layout.stages[s].parts.end : part == layout.stages[s].parts.begin;
+            const std::int64_t halves = cut ? (norm ? 2 : 0) : 1;
+            stage.forward += halves * pre;
+            stage.backward += halves * pre;
+            stage.weight += halves * pre;
+            stage.again += halves * pre;
             break;
+          }
           case PartKind::kAttn:
             stage.forward += 2 * attn;
             stage.backward += 4 * attn;

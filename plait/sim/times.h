@@ -56,7 +56,8 @@ Result<std::int64_t> to_ticks(const Decimal& value, std::int64_t ticks_per_unit)
 Result<std::int64_t> exact_ticks(const Layout& layout, const TimesSpec& times);
 
 /// Abstract costs of a layout. With times by op a stage takes p/S and a slice 1/k (or its share) of F, B, W; with times by
-/// part a stage takes the sum of its parts: `pre` (norm and qkv, half each where the cut falls between them) and `post` have
+/// part a stage takes the sum of its parts: `pre` (norm and qkv; where a stage is cut between them the norm alone, and `attn`
+/// covers the projection that went there) and `post` have
 /// B = W = F, `attn` has B = 2F and W = 0. BW = B + W. R takes the forward again; without that of attention where the layout
 /// recomputes without attention. Values have no bytes.
 ///

@@ -77,16 +77,22 @@ class Replay {
     }
   }
 
+  /// Whether both ends of a message block until matched. Those of a batch do not: its readers wait for the peer to post.
+  /// Ends of a batch stand next to each other and none of them blocks, so one that is posted means that all are.
+  [[nodiscard]] bool meets(MessageId id) const { return rule_ == TransferRule::kRendezvous && !trace_.in_batch(id); }
+
+  [[nodiscard]] bool takes_slot(MessageId id) const { return rule_ == TransferRule::kBounded && !trace_.in_batch(id); }
+
   bool has(MessageId id, std::uint8_t wanted, std::uint8_t waiter) {
-    // Under rendezvous the two ends have met already and the waits are ignored.
-    if (rule_ == TransferRule::kRendezvous || (flags_[id] & wanted) != 0) return true;
+    // Where ends block until they have met, they have met already and the waits are ignored.
+    if (meets(id) || (flags_[id] & wanted) != 0) return true;
     flags_[id] |= waiter;
     return false;
   }
 
   bool send(MessageId id) {
     std::uint8_t& flags = flags_[id];
-    if (rule_ == TransferRule::kBounded && (flags & kPosted) == 0) {
+    if (takes_slot(id) && (flags & kPosted) == 0) {
       Pair& pair = pairs_[pair_of_lane_[lane_index(id)]];
       if (pair.taken == buffers_) {
         flags |= kSlotWaits;
@@ -96,7 +102,7 @@ class Replay {
       ++pair.taken;
     }
     flags |= kSent;
-    if (rule_ == TransferRule::kRendezvous && (flags & kPosted) == 0) {
+    if (meets(id) && (flags & kPosted) == 0) {
       flags |= kSenderWaits;
       return false;
     }
@@ -110,7 +116,7 @@ class Replay {
   bool post(MessageId id) {
     std::uint8_t& flags = flags_[id];
     flags |= kPosted;
-    if (rule_ == TransferRule::kRendezvous && (flags & kSent) == 0) {
+    if (meets(id) && (flags & kSent) == 0) {
       flags |= kReaderWaits;
       return false;
     }
@@ -118,7 +124,7 @@ class Replay {
       flags = static_cast<std::uint8_t>(flags & ~kSenderWaits);
       wake(messages_.lane_of(id).from);
     }
-    if (rule_ == TransferRule::kBounded) free_slot(id, flags);
+    if (takes_slot(id)) free_slot(id, flags);
     return true;
   }
 

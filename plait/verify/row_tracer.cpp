@@ -48,6 +48,8 @@ void RowTracer::trace(std::size_t rank, std::optional<int> limit) {
       run(*add);
     } else if (const Step* step = std::get_if<Step>(&instr)) {
       run(*step);
+    } else if (const Batch* batch = std::get_if<Batch>(&instr)) {
+      run(*batch);
     }
   }
   end_row(limit);
@@ -55,6 +57,7 @@ void RowTracer::trace(std::size_t rank, std::optional<int> limit) {
 
 void RowTracer::begin_row(std::size_t rank) {
   rank_ = rank;
+  batch_end_ = 0;
   num_held_ = num_unwaited_ = num_entries_ = num_steps_ = 0;
   live_ = most_live_ = 0;
   norm_ = Norm::kNone;
@@ -225,12 +228,46 @@ void RowTracer::clear_cells() {
   }
 }
 
+namespace {
+
+/// A batch moves as a whole, so what it meets must be one batch of the peer, with nothing else in either.
+void check_batches(const Trace& trace, const Messages& messages, Report& report) {
+  if (trace.batches.empty()) return;
+  std::vector<std::optional<std::uint32_t>> partner(trace.batches.size() + 1);  // batch + 1; 0: no batch
+  std::vector<bool> faulty(trace.batches.size() + 1);
+  const auto meet = [&](std::uint32_t batch, std::uint32_t other) {
+    if (batch == 0 || faulty[batch]) return;
+    if (!partner[batch]) partner[batch] = other;
+    if (*partner[batch] == other && other != 0) return;
+    faulty[batch] = true;
+    if (other != 0 && faulty[other]) return;  // told already
+    const TracedBatch& at = trace.batches[batch - 1];
+    report.at(Rule::kBatch, at.rank, at.position, [&] {
+      return std::string(other == 0 ? "what it posts meets a transfer that is in no batch; put both ends in one"
+                                    : "what it posts meets several batches of the peer; post in one what they post");
+    });
+  };
+  for (MessageId message = 0; message < messages.sends.size(); ++message) {
+    if (messages.is_unmatched(message)) continue;
+    const std::uint32_t send = trace.batch_of_send[message];
+    const std::uint32_t receive = trace.batch_of_receive[message];
+    meet(send, receive);
+    meet(receive, send);
+  }
+}
+
+}  // namespace
+
 Trace trace_rows(const Space& space, const std::vector<Row>& rows, const Structure& structure, const Messages& messages,
                  const Collectives& collectives, const std::optional<std::vector<int>>& activation_limit,
                  Report& report) {
   Trace trace;
   trace.events.reserve(structure.num_sends + 2 * structure.num_receives + structure.num_waits +
                        3 * structure.num_collectives);
+  if (structure.num_batches > 0) {
+    trace.batch_of_send.resize(messages.sends.size());
+    trace.batch_of_receive.resize(messages.sends.size());
+  }
   RowTracer tracer(space, rows, structure, messages, collectives, report, trace);
   for (std::size_t rank = 0; rank < rows.size(); ++rank) {
     trace.begin.push_back(trace.events.size());
@@ -239,6 +276,7 @@ Trace trace_rows(const Space& space, const std::vector<Row>& rows, const Structu
   }
   trace.begin.push_back(trace.events.size());
   for (const Cell cell : tracer.faulty_gradients()) report.suspect(cell);
+  check_batches(trace, messages, report);
   return trace;
 }
 

@@ -72,6 +72,7 @@ class RowTracer {
   void run(const Send& send);
   void run(const Recv& recv);
   void run(const WaitSend& wait);
+  void run(const Batch& batch);
   MessageId next_message_out(RankId peer, ValueKind kind);
   MessageId next_message_in(RankId peer, ValueKind kind);
   void send_weight(const Send& send);
@@ -152,6 +153,7 @@ class RowTracer {
   // Of the row.
   std::size_t rank_ = 0;
   std::size_t at_ = 0;
+  std::size_t batch_end_ = 0;  ///< positions before it are in the latest batch
   std::size_t num_held_ = 0;
   std::size_t num_unwaited_ = 0;
   std::size_t num_entries_ = 0;

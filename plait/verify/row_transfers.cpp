@@ -19,6 +19,7 @@ void RowTracer::run(const Send& send) {
   const MessageId message = next_message_out(send.peer, send.value.kind());
   const Cell cell = space_.cell(send.value);
   const bool met = !messages_.is_unmatched(message);
+  if (at_ < batch_end_) trace_.batch_of_send[message] = static_cast<std::uint32_t>(trace_.batches.size());
   switch (send.value.kind()) {
     case ValueKind::kWeight: send_weight(send); break;
     case ValueKind::kWeightGrad: send_gradient(send, message); break;
@@ -39,6 +40,7 @@ void RowTracer::run(const Recv& recv) {
   const MessageId message = next_message_in(recv.peer, recv.value.kind());
   const Cell cell = space_.cell(recv.value);
   const bool met = message != kNoMessage;
+  if (met && at_ < batch_end_) trace_.batch_of_receive[message] = static_cast<std::uint32_t>(trace_.batches.size());
   if (met) emit(EventKind::kPost, message);
   if (recv.value.kind() == ValueKind::kWeight) {
     group(recv.value.group())
@@ -71,6 +73,12 @@ void RowTracer::run(const Recv& recv) {
   else
     report_.at(Rule::kHeldTwice, rank_, at_,
                [&] { return fmt::format("receives the {}, which is here already; remove it", what()); });
+}
+
+void RowTracer::run(const Batch& batch) {
+  trace_.batches.push_back(
+      TracedBatch{.rank = static_cast<std::uint32_t>(rank_), .position = static_cast<std::uint32_t>(at_)});
+  batch_end_ = at_ + 1 + static_cast<std::size_t>(batch.count);
 }
 
 void RowTracer::run(const WaitSend& wait) {

@@ -41,6 +41,8 @@ constexpr std::array kRules = {
     RuleInfo{Rule::kMissingWaitSend, "verify.missing_wait_send", "a send is never waited for"},
     RuleInfo{Rule::kWaitWithoutSend, "verify.wait_without_send", "a wait before or without its send"},
     RuleInfo{Rule::kDuplicateWaitSend, "verify.duplicate_wait_send", "a send is waited for twice"},
+    RuleInfo{Rule::kBatch, "verify.batch",
+             "a batch is not followed by its transfers with one peer, or meets more than one batch of the peer"},
     RuleInfo{Rule::kCollectiveMember, "verify.collective_member",
              "a rank enters a collective of ranks it is not one of"},
     RuleInfo{Rule::kCollectiveMissing, "verify.collective_missing",

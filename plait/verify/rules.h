@@ -41,6 +41,7 @@ enum class Rule : std::uint8_t {
   kMissingWaitSend,
   kWaitWithoutSend,
   kDuplicateWaitSend,
+  kBatch,
   // Collectives.
   kCollectiveMember,
   kCollectiveMissing,

@@ -3,6 +3,7 @@
 #include "plait/verify/notation.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace plait::verifying {
 namespace {
@@ -151,6 +152,8 @@ class Scan {
   void scan_rest(const Instr& instr) {
     if (std::holds_alternative<Pair>(instr)) {
       check_pair();
+    } else if (const Batch* batch = std::get_if<Batch>(&instr)) {
+      check_batch(*batch);
     } else if (const Collective* collective = std::get_if<Collective>(&instr)) {
       ++out_.num_collectives;
       scan(*collective);
@@ -228,6 +231,27 @@ class Scan {
     report_.at(Rule::kPair, rank_, at_, [] {
       return std::string("a pair must be followed by two ops, with no more than the first one's sends between them");
     });
+  }
+
+  void check_batch(const Batch& batch) {
+    const Row& row = rows_[rank_];
+    std::optional<RankId> peer;
+    int found = 0;
+    for (std::size_t at = at_ + 1; at < row.size() && found < batch.count; ++at, ++found) {
+      const Send* send = std::get_if<Send>(&row[at]);
+      const Recv* recv = std::get_if<Recv>(&row[at]);
+      if (send == nullptr && recv == nullptr) break;
+      const RankId other = send != nullptr ? send->peer : recv->peer;
+      if (peer && *peer != other) break;
+      peer = other;
+    }
+    ++out_.num_batches;
+    if (found == batch.count && found > 0) return;
+    report_.at(Rule::kBatch, rank_, at_, [&] {
+      return fmt::format("{} sends and receives with one peer must follow, {} do; correct the number or move them",
+                         batch.count, found);
+    });
+    unusable();
   }
 
   const Space& space_;

@@ -33,6 +33,7 @@ struct Structure {
   std::size_t num_receives = 0;
   std::size_t num_waits = 0;
   std::size_t num_collectives = 0;
+  std::size_t num_batches = 0;
   std::size_t num_instrs = 0;
 };
 

@@ -55,11 +55,23 @@ struct GradAction {
   std::uint32_t id = 0;
 };
 
+/// Transfers that a rank posts together.
+struct TracedBatch {
+  std::uint32_t rank = 0;
+  std::uint32_t position = 0;
+};
+
 struct Trace {
   std::vector<Event> events;
   std::vector<std::size_t> begin;  ///< per rank, one more at the end
   std::vector<GradAction> grads;
   std::uint32_t num_slots = 0;
+  std::vector<TracedBatch> batches;
+  std::vector<std::uint32_t> batch_of_send;  ///< per message, batch + 1 or 0; empty where no batch stands
+  std::vector<std::uint32_t> batch_of_receive;
+  [[nodiscard]] bool in_batch(MessageId message) const {
+    return !batches.empty() && (batch_of_send[message] != 0 || batch_of_receive[message] != 0);
+  }
 };
 
 /// Follows the values each rank holds along its row: reads before writes, locality, waits, gradients, steps. Needs no

@@ -13,8 +13,10 @@ namespace plait {
 /// How transfers behave while a program is replayed (DESIGN section 3).
 enum class TransferRule : std::uint8_t {
   kBuffered,    ///< a Send never blocks; its wait blocks until the receive is posted
-  kBounded,     ///< as buffered, with `buffers` slots per ordered pair of ranks; a Send blocks while all are taken
-  kRendezvous,  ///< Send and Recv both block until matched; waits are ignored
+  kBounded,     ///< as buffered, with `buffers` slots per ordered pair of ranks; a Send blocks while all are taken (one
+                ///< in a Batch needs none)
+  kRendezvous,  ///< Send and Recv both block until matched; waits are ignored. A Batch never blocks: its readers and
+                ///< waits do, until both ranks have posted theirs
 };
 
 struct VerifyOptions {

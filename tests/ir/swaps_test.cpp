@@ -46,10 +46,10 @@ constexpr const char* kLoop =
 
 TEST(AddSwaps, WhatTwoRanksSendEachOtherMovesTogetherWhereTheOrderAllowsIt) {
   // 0F1 is read behind 1F0, and 1F0's result behind 0F1: a swap. What is sent before and behind finds no partner, and is
-  // received as early as the order of the exchanges allows.
+  // received as far ahead of its reader as what is swapped: right before it.
   EXPECT_EQ(swapped(schedule_of(kLoop, "rank 0:\n 0F0 0F1 2F0 2F1\nrank 1:\n 1F0 1F1\n")),
-            "0F0 batch(1) send(act,0>1,0)->1 0F1 batch(2) send(act,0>1,1)->1 recv(act,1>2,0)<-1 batch(1) "
-            "recv(act,1>2,1)<-1 2F0 2F1\n"
+            "0F0 batch(1) send(act,0>1,0)->1 0F1 batch(2) send(act,0>1,1)->1 recv(act,1>2,0)<-1 2F0 batch(1) "
+            "recv(act,1>2,1)<-1 2F1\n"
             "batch(1) recv(act,0>1,0)<-0 1F0 batch(2) send(act,1>2,0)->0 recv(act,0>1,1)<-0 1F1 batch(1) "
             "send(act,1>2,1)->0");
 }

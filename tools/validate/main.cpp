@@ -1,6 +1,7 @@
 #include "plait/base/files.h"
 
 #include "tools/validate/fit.h"
+#include "tools/validate/published_gain.h"
 #include "tools/validate/report.h"
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -86,7 +87,10 @@ Result<> run(const std::string& data, const std::string& out, Constants constant
     PLAIT_TRY(SetReport judged, judge(set, of_set, data, constants));
     sets.push_back(std::move(judged));
   }
-  const std::string text = report(sets);
+  PLAIT_TRY(const std::string h100, read_file(data + "/calibrations/dgxc.json"));
+  PLAIT_TRY(const Calibration stack, parse_calibration(h100));
+  PLAIT_TRY(const std::string gain, published_gain(devices.at("h20-96gb-sxm"), stack));
+  const std::string text = report(sets) + gain;
   PLAIT_TRY_VOID(write_file(out, text));
   const std::size_t end = text.find("\n## ");
   fmt::print("{}\n", text.substr(text.find("| set"), end - text.find("| set")));

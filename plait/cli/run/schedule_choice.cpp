@@ -48,6 +48,8 @@ void ScheduleChoice::add_to(FlagSet& flags) {
   print("order", shape.order);
   print("recompute", shape.recompute);
   print("qkv", shape.qkv);
+  print("residual", shape.residual);
+  print("weights", shape.weights);
   print("slice-cut", shape.slice_cut);
   print("eviction", shape.eviction);
   print("head", shape.head);
