@@ -1,5 +1,8 @@
 #include "plait/cli/run/train_flags.h"
 
+#include "plait/base/units.h"
+#include "plait/run/engine/delayed_transport.h"
+
 #include <cmath>
 #include <optional>
 
@@ -77,6 +80,13 @@ void TrainFlags::add_to(FlagSet& flags) {
   flags.add("Run", "--keep", keep, "COUNT", "newest checkpoints to keep; 0: all");
   flags.add("Run", "--log-every", log_every, "UPDATES", "updates between lines; 0: twenty lines in all");
   flags.add("Run", "--timeout", timeout, "SECONDS", "a rank silent for longer ends the run");
+  flags.add("Links", "--link", link, "BANDWIDTH",
+            "emulate links of this speed between ranks (25GB/s); default: memory");
+  flags.add("Links", "--link-latency", link_latency, "DURATION", "emulate links with this latency (5us)");
+  flags.add("Links", "--slow-link", slow_link, "BANDWIDTH",
+            "speed of the port that a group of ranks shares to the other groups");
+  flags.add("Links", "--slow-link-latency", slow_link_latency, "DURATION", "latency between groups");
+  flags.add("Links", "--link-groups", link_groups, "GROUPS", "groups of neighbouring ranks; 0: those of --groups");
   flags.add("Run", "--sample-tokens", sample_tokens, "TOKENS", "length of the sample at the end; 0: none");
   flags.add_choice("Run", "--format", format, {"table", "json"}, "of the report at the end");
 }
@@ -86,7 +96,41 @@ ComputeType compute_type(const std::string& dtype) {
   return dtype == "fp64" ? ComputeType::kFloat64 : ComputeType::kFloat32;
 }
 
+namespace {
+
+Result<EmulatedLink> parse_link(const std::string& bandwidth, const std::string& latency) {
+  EmulatedLink link;
+  if (!bandwidth.empty()) {
+    PLAIT_TRY(const BytesPerSecond speed, parse_bandwidth(bandwidth));
+    link.bytes_per_second = static_cast<double>(speed.value());
+  }
+  if (!latency.empty()) {
+    PLAIT_TRY(link.latency, parse_duration(latency));
+  }
+  return link;
+}
+
+/// Emulated links, if flags ask for them.
+Result<TransportWrapper> links_of(const TrainFlags& f) {
+  const bool has_slow = !f.slow_link.empty() || !f.slow_link_latency.empty();
+  if (f.link.empty() && f.link_latency.empty() && !has_slow) return TransportWrapper{};
+  const int ranks = f.schedule.shape.ranks.value_or(1);
+  const int groups = f.link_groups > 0 ? f.link_groups : f.schedule.shape.groups.value_or(1);
+  if (has_slow && (groups < 2 || ranks % groups != 0))
+    return refuse(
+        fmt::format("--slow-link is between groups: with --ranks {} give --link-groups (or --groups) that "
+                    "divides it, at least 2, got {}",
+                    ranks, groups));
+  EmulatedCluster cluster{.ranks_per_group = has_slow ? ranks / groups : ranks};
+  PLAIT_TRY(cluster.inner, parse_link(f.link, f.link_latency));
+  PLAIT_TRY(cluster.outer, parse_link(f.slow_link, f.slow_link_latency));
+  return emulate_cluster(cluster);
+}
+
+}  // namespace
+
 Result<TrainOptions> train_options(const TrainFlags& f, const LoadedData& data) {
+  PLAIT_TRY(TransportWrapper links, links_of(f));
   PLAIT_TRY_VOID(check_numbers(f));
   PLAIT_TRY(const std::optional<double> clip, parse_clip(f.clip));
   const std::int64_t default_size = f.data.tokens.empty() ? 8 : 1;
@@ -112,7 +156,8 @@ Result<TrainOptions> train_options(const TrainFlags& f, const LoadedData& data) 
                                .weight_decay = f.weight_decay,
                                .decay = f.decay_all ? DecayRule::kAll : DecayRule::kMatricesOnly,
                                .clip = clip},
-                 .timeout_seconds = f.timeout},
+                 .timeout_seconds = f.timeout,
+                 .wrap_transport = std::move(links)},
       .tokenizer = data.tokenizer_name};
   if (!f.data.sentencepiece.empty()) options.checkpoint.sentencepiece = f.data.sentencepiece;
   return options;

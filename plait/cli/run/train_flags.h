@@ -41,6 +41,11 @@ struct TrainFlags {
   bool decay_all = false;
   std::string clip = "1";
   double timeout = 60;
+  std::string link;          ///< bandwidth between ranks, of a group where there are groups; empty: as it is
+  std::string link_latency;  ///< empty: none
+  std::string slow_link;     ///< between groups
+  std::string slow_link_latency;
+  int link_groups = 0;
   std::int64_t log_every = 0;
   std::int64_t sample_tokens = 200;
   std::string format = "table";

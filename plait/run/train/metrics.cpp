@@ -51,6 +51,9 @@ std::string metrics_line(const StepMetrics& metrics) {
   line["step_s"] = metrics.step_s;
   line["peak_bytes"] = byte_list(metrics.peak_bytes);
   line["bytes_moved"] = byte_list(metrics.bytes_moved);
+  line["moved_by_kind"] = nlohmann::ordered_json::object();
+  for (const auto& [kind, bytes] : metrics.moved_by_kind)
+    line["moved_by_kind"][std::string(to_string(kind))] = bytes.value();
   line["samples"] = metrics.samples;
   line["epoch"] = metrics.epoch;
   if (metrics.val_loss) line["val_loss"] = *metrics.val_loss;

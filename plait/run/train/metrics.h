@@ -2,9 +2,11 @@
 
 #include "plait/base/ids.h"
 #include "plait/base/result.h"
+#include "plait/ir/value.h"
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,12 +19,13 @@ struct StepMetrics {
   double loss = 0;        ///< mean over the step's valid tokens, before the update
   double grad_norm = 0;   ///< global norm before clipping
   double lr = 0;
-  std::int64_t tokens = 0;         ///< valid tokens of this step
-  double tokens_per_s = 0;         ///< tokens / step_s
-  double step_s = 0;               ///< time of the step, without evaluation and checkpoints
-  std::vector<Bytes> peak_bytes;   ///< per rank, highest so far
-  std::vector<Bytes> bytes_moved;  ///< per rank, sent in this step
-  std::int64_t samples = 0;        ///< rows consumed so far
+  std::int64_t tokens = 0;                   ///< valid tokens of this step
+  double tokens_per_s = 0;                   ///< tokens / step_s
+  double step_s = 0;                         ///< time of the step, without evaluation and checkpoints
+  std::vector<Bytes> peak_bytes;             ///< per rank, highest so far
+  std::vector<Bytes> bytes_moved;            ///< per rank, sent in this step
+  std::map<ValueKind, Bytes> moved_by_kind;  ///< the same over all ranks, for each kind of value that moved
+  std::int64_t samples = 0;                  ///< rows consumed so far
   std::int64_t epoch = 0;
   std::optional<double> val_loss;  ///< where this step was followed by an evaluation
 };

@@ -252,6 +252,7 @@ Result<> Run::do_step(MetricsLog& log) {
                             .step_s = seconds,
                             .peak_bytes = result.peak_bytes,
                             .bytes_moved = result.bytes_moved,
+                            .moved_by_kind = result.moved_by_kind,
                             .samples = state_.samples,
                             .epoch = state_.epoch,
                             .val_loss = summary_.val_loss};

@@ -40,8 +40,9 @@ TEST(TrainCommand, LeavesMetricsTraceProgramAndCheckpoint) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const auto lines = metrics_of(folder / "run");
   ASSERT_EQ(lines.size(), 5U);
-  EXPECT_EQ(keys(lines[0]), (std::set<std::string>{"step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s",
-                                                   "step_s", "peak_bytes", "bytes_moved", "samples", "epoch"}));
+  EXPECT_EQ(keys(lines[0]),
+            (std::set<std::string>{"step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "step_s", "peak_bytes",
+                                   "bytes_moved", "moved_by_kind", "samples", "epoch"}));
   EXPECT_EQ(lines[0].at("tokens"), 4 * 2 * 16);
   EXPECT_EQ(lines[0].at("peak_bytes").size(), 2U);
   EXPECT_NEAR(lines[0].at("loss").get<double>(), std::log(256.0), 0.1);

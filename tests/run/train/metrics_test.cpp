@@ -22,6 +22,7 @@ StepMetrics example(std::int64_t step) {
           .step_s = 0.5,
           .peak_bytes = {Bytes{1000}, Bytes{2000}},
           .bytes_moved = {Bytes{10}, Bytes{20}},
+          .moved_by_kind = {{ValueKind::kActivation, Bytes{12}}, {ValueKind::kWeight, Bytes{18}}},
           .samples = 32 * step,
           .epoch = 0};
 }
@@ -39,7 +40,8 @@ TEST_F(MetricsTest, ALineHasEveryKeyAndNumbersThatReadBackTheSame) {
   EXPECT_EQ(
       metrics_line(example(7)),
       R"({"step":7,"loss":0.30000000000000004,"grad_norm":0.3333333333333333,"lr":0.001,"tokens":4096,"tokens_per_s":8192.0,)"
-      R"("step_s":0.5,"peak_bytes":[1000,2000],"bytes_moved":[10,20],"samples":224,"epoch":0})");
+      R"("step_s":0.5,"peak_bytes":[1000,2000],"bytes_moved":[10,20],)"
+      R"("moved_by_kind":{"activation":12,"weight":18},"samples":224,"epoch":0})");
   const auto line = nlohmann::json::parse(metrics_line(example(7)));
   EXPECT_EQ(line["loss"].get<double>(), 0.1 + 0.2);
 }
