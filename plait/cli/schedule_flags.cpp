@@ -30,6 +30,7 @@ constexpr std::array<std::string_view, 2> kResidualPaths = {"through", "direct"}
 constexpr std::array<std::string_view, 2> kWeightTrips = {"per-microbatch", "once"};
 constexpr std::array<std::string_view, 2> kSliceCuts = {"tokens", "compute"};
 constexpr std::array<std::string_view, 2> kEvictions = {"late", "early"};
+constexpr std::array<std::string_view, 2> kReshards = {"forward", "backward"};
 constexpr std::array<std::string_view, 2> kHeads = {"untied", "tied"};
 
 /// Folds of HelixPipe where --repeats is given without them: the two-fold order is the paper's own.
@@ -124,6 +125,11 @@ void add_schedule_flags(CLI::App& app, ScheduleFlags& flags) {
   app.add_option("--rounds", flags.rounds, "R: M = R P, for weight passing")->group(kShape);
   app.add_option("--folds", flags.folds, "F: folds of an attention-parallel pipeline")->group(kChoices);
   app.add_option("--groups", flags.groups, "D: groups of ranks")->group(kChoices);
+  app.add_option("--prefetch", flags.prefetch, "sharded data parallel: ops for which weights are gathered ahead (default 1)")
+      ->group(kChoices);
+  app.add_option("--reshard", flags.reshard, "sharded data parallel: drop weights behind forward or backward (default forward)")
+      ->check(CLI::IsMember(strings(kReshards)))
+      ->group(kChoices);
   app.add_option("--order", flags.order, "where two exist: megatron or torch (default megatron)")
       ->check(CLI::IsMember(strings(kOrders)))
       ->group(kChoices);
@@ -197,6 +203,7 @@ Result<ScheduleRequest> resolve_flags(const ScheduleFlags& flags) {
                                     .repeats = flags.repeats,
                                     .groups = flags.groups,
                                     .rounds = flags.rounds,
+                                    .prefetch = flags.prefetch,
                                     .tying = pick(flags.head, kHeads, HeadTying::kUntied),
                                     .order = pick(flags.order, kOrders, Order::kMegatron),
                                     .recompute = recompute_of(flags),
@@ -204,6 +211,7 @@ Result<ScheduleRequest> resolve_flags(const ScheduleFlags& flags) {
                                     .residual = pick(flags.residual, kResidualPaths, ResidualPath::kThrough),
                                     .weights = pick(flags.weights, kWeightTrips, WeightTrips::kPerMicrobatch),
                                     .squeeze = flags.pattern_only ? Squeeze::kPatternOnly : Squeeze::kFull,
+                                    .reshard = pick(flags.reshard, kReshards, Reshard::kAfterForward),
                                     .slice_cut = pick(flags.slice_cut, kSliceCuts, SliceCut::kEqualTokens),
                                     .eviction = pick(flags.eviction, kEvictions, Eviction::kLate),
                                     .memory_limit = flags.memory_limit}};

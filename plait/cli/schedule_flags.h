@@ -25,6 +25,8 @@ struct ScheduleFlags {
   std::optional<int> repeats;
   std::optional<int> groups;
   std::optional<int> rounds;
+  std::optional<int> prefetch;
+  std::optional<std::string> reshard;
   std::optional<int> memory_limit;
   std::optional<std::string> order;
   std::optional<std::string> recompute;

@@ -76,6 +76,7 @@ std::string as_json(const TimedProgram& timed, std::optional<double> published) 
   json["bubble_stagger"] = result.bubble_ratio - inner;
   if (published) json["published_bubble_ratio"] = *published;
   json["turns"] = result.turns.empty() ? Json(nullptr) : Json(result.turns.size());
+  const std::vector<double> elements = peak_elements(timed.program);
   for (std::size_t r = 0; r < result.ranks.size(); ++r) {
     const RankFigures& rank = result.ranks[r];
     const auto peak = in_microbatches(timed.program.layout, rank.peak_stashes);
@@ -83,6 +84,7 @@ std::string as_json(const TimedProgram& timed, std::optional<double> published) 
                              {"idle", units(rank.idle)},
                              {"exposed_transfer", units(rank.exposed_transfer)},
                              {"peak_activations", peak ? Json(*peak) : Json(nullptr)},
+                             {"peak_elements", elements[r]},
                              {"peak_bytes", rank.peak_bytes}});
     if (rank.peak_bytes == 0) continue;
     Json owners;
@@ -123,12 +125,14 @@ std::string as_table(const TimedProgram& timed) {
                    {"idle", Align::kRight},
                    {"exposed_transfer", Align::kRight},
                    {"peak_activations", Align::kRight},
+                   {"peak_elements", Align::kRight},
                    {"peak_bytes", Align::kRight}});
+  const std::vector<double> elements = peak_elements(timed.program);
   for (std::size_t rank = 0; rank < result.ranks.size(); ++rank) {
     const RankFigures& row = result.ranks[rank];
     const auto peak = in_microbatches(timed.program.layout, row.peak_stashes);
     ranks.add_row({std::to_string(rank), units(row.busy), units(row.idle), units(row.exposed_transfer),
-                   peak ? fmt::format("{}", *peak) : "-", std::to_string(row.peak_bytes)});
+                   peak ? fmt::format("{}", *peak) : "-", fmt::format("{}", elements[rank]), std::to_string(row.peak_bytes)});
   }
   std::string text = figures.print() + "\n" + ranks.print();
   const bool any_bytes = std::any_of(result.ranks.begin(), result.ranks.end(),

@@ -129,9 +129,24 @@ class TransferPass {
       case OpKind::kRecompute:
         if (const auto from = places_.forward[cell(op)]; from != kNowhere && from != here && !stash_there_[cell(op)])
           return Value::stash(op.stage, op.microbatch, op.slice);
+        if (!serves_next(op, rank)) return {};
+        for (const EdgeId e : out_of_[op.stage.index()])  // it starts with its backward, so receives stand before it
+          if (!gradient_there_[cell(e, op)]) return Value::gradient(e, op.microbatch, op.slice);
         return {};
     }
     return {};
+  }
+
+  /// Whether the op behind a recompute at which the rank stands is its own backward.
+  [[nodiscard]] bool serves_next(const Op& recompute, std::size_t rank) const {
+    const Row& row = rows_[rank];
+    for (std::size_t at = next_[rank] + 1; at < row.size(); ++at) {
+      const Op* op = std::get_if<Op>(&row[at]);
+      if (op == nullptr) continue;
+      return (op->kind == OpKind::kBackward || op->kind == OpKind::kBackwardInput) && op->stage == recompute.stage &&
+             op->microbatch == recompute.microbatch && op->slice == recompute.slice;
+    }
+    return false;
   }
 
   /// The instruction that a rank stands at, idle cells skipped; null behind the last one.

@@ -39,7 +39,9 @@ Result<> check_sizes(std::string_view name, const ScheduleShape& shape) {
                                                        {"--reshard", shape.reshard != Reshard::kAfterForward},
                                                        {"--pattern-only", shape.squeeze != Squeeze::kFull},
                                                        {"--eviction", shape.eviction != Eviction::kLate},
-                                                       {"--qkv", shape.qkv != QkvPlace::kPre}};
+                                                       {"--qkv", shape.qkv.has_value()},
+                                                       {"--residual", shape.residual != ResidualPath::kThrough},
+                                                       {"--weights", shape.weights != WeightTrips::kPerMicrobatch}};
   for (const auto& [flag, is_set] : foreign) {
     if (is_set)
       return make_error(ErrorCode::kInvalidArgument, "schedule.flag", "{}: does not take {}; leave it out", name, flag);

@@ -25,6 +25,10 @@ struct OpTimes {
 
 enum class Order : std::uint8_t { kMegatron, kTorch };
 enum class QkvPlace : std::uint8_t { kPre, kAttn };
+/// How the residual of a layer reaches its post where attention runs elsewhere.
+enum class ResidualPath : std::uint8_t { kThrough, kDirect };
+/// How often weights are shipped to a rank that borrows them.
+enum class WeightTrips : std::uint8_t { kPerMicrobatch, kOnce };
 enum class Squeeze : std::uint8_t { kFull, kPatternOnly };
 enum class Reshard : std::uint8_t { kAfterForward, kAfterBackward };
 enum class SliceCut : std::uint8_t { kEqualTokens, kEqualCompute };
@@ -36,18 +40,20 @@ enum class Eviction : std::uint8_t { kLate, kEarly };
 struct ScheduleShape {
   int ranks = 1;
   std::optional<int> microbatches;
-  std::optional<int> chunks;    ///< stages per rank (v); 1 is accepted by every single-chunk schedule
-  std::optional<int> slices;    ///< slices per sequence (k)
-  std::optional<int> layers;    ///< default: one per stage
-  std::optional<int> folds;     ///< HelixPipe F
-  std::optional<int> repeats;   ///< M = R F p
-  std::optional<int> groups;    ///< TawPipe D
-  std::optional<int> rounds;    ///< M = R P
+  std::optional<int> chunks;   ///< stages per rank (v); 1 is accepted by every single-chunk schedule
+  std::optional<int> slices;   ///< slices per sequence (k)
+  std::optional<int> layers;   ///< default: one per stage
+  std::optional<int> folds;    ///< HelixPipe F
+  std::optional<int> repeats;  ///< M = R F p
+  std::optional<int> groups;   ///< TawPipe D
+  std::optional<int> rounds;   ///< M = R P
   std::optional<int> prefetch;  ///< FSDP: ops for which weights are gathered ahead
   HeadTying tying = HeadTying::kUntied;
   Order order = Order::kMegatron;
   Recompute recompute = Recompute::kNone;
-  QkvPlace qkv = QkvPlace::kPre;
+  std::optional<QkvPlace> qkv;  ///< default: attn where recompute leaves out attention, else pre
+  ResidualPath residual = ResidualPath::kThrough;
+  WeightTrips weights = WeightTrips::kPerMicrobatch;
   Squeeze squeeze = Squeeze::kFull;
   Reshard reshard = Reshard::kAfterForward;  ///< FSDP: when gathered weights are dropped
   SliceCut slice_cut = SliceCut::kEqualTokens;
@@ -62,7 +68,7 @@ struct Expectation {
   std::optional<Ticks> max_idle;  ///< largest idle time between a rank's own first and last op
   /// Per rank, in units of 1/(v k) micro-batch of a 1/p stage: taken at F, released at BW or W.
   std::optional<std::vector<int>> peak_activation_units;
-  std::optional<std::int64_t> sends;             ///< point-to-point messages of one step, all ranks
+  std::optional<std::int64_t> sends;  ///< point-to-point messages of one step, all ranks
   std::optional<double> published_bubble_ratio;  ///< the paper's formula, where it is not what a replay gives
 };
 

@@ -142,7 +142,9 @@ Result<SimResult> Replay::run() {
     outer_out_.resize(num_nodes);
     outer_in_.resize(num_nodes);
   }
-  if (options_.transfers == TransferMode::kRendezvous || options_.transfers == TransferMode::kBlocking) make_batches();
+  if (options_.transfers == TransferMode::kBounded || options_.transfers == TransferMode::kRendezvous ||
+      options_.transfers == TransferMode::kBlocking)
+    make_batches();
   if (timeline_) {
     times_.resize(num_ranks_);
     held_.resize(num_ranks_);
@@ -419,7 +421,7 @@ std::int64_t Replay::taken_over(const Op& op) const {
   std::int64_t bytes = 0;
   const auto take = [&](const std::vector<std::int32_t>& edges, const std::vector<EdgeCell>& cells) {
     for (const std::int32_t e : edges) {
-      const auto edge = static_cast<std::size_t>(e);
+      const std::size_t edge = static_cast<std::size_t>(e);
       if (cells[edge_cell(edge, op.microbatch, op.slice)].message.from == kNobody) continue;
       bytes += costs_.edge_bytes[costs_.cell(edge, op.slice)].value();
     }

@@ -78,9 +78,14 @@ struct GroupCell {
     std::int64_t left = 0;
   };
   std::deque<Copy> copies;  ///< gathered, broadcast or received; the oldest is read and freed first
-  int incoming = 0;         ///< received partial gradients not yet added
-  std::int64_t incoming_ready = 0;
-  std::int64_t incoming_left = 0;
+  /// A partial gradient whose receive is posted; an Add takes the oldest.
+  struct Partial {
+    std::int32_t from = kNobody;
+    bool arrives = false;  ///< ready and left are known
+    std::int64_t ready = 0;
+    std::int64_t left = 0;
+  };
+  std::deque<Partial> partials;
   bool partial = false;  ///< a partial gradient lies here
   bool kept = false;     ///< from start to end: the gradient of a home that never gives it away
   /// When the weight that is read is here; a home reads its own.

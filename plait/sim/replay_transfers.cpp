@@ -166,9 +166,13 @@ void Replay::deliver(const Value& value, const Message& message) {
     if (value.kind() == ValueKind::kWeight) {
       cell.copies.push_back({.ready = message.arrived, .left = message.left});
     } else {
-      ++cell.incoming;
-      cell.incoming_ready = std::max(cell.incoming_ready, message.arrived);
-      cell.incoming_left = std::max(cell.incoming_left, message.left);
+      const auto posted = std::find_if(cell.partials.begin(), cell.partials.end(), [&](const GroupCell::Partial& p) {
+        return p.from == message.from && !p.arrives;
+      });
+      PLAIT_CHECK(posted != cell.partials.end(), "a partial gradient came that nobody receives");
+      posted->arrives = true;
+      posted->ready = message.arrived;
+      posted->left = message.left;
     }
     push(message.to, message.arrived);
   }
@@ -201,10 +205,10 @@ Replay::Progress Replay::take_for_send(std::size_t rank, const Send& send) {
       stand_still(rank, cell.ready());
     } else if (cell.partial) {
       cell.partial = false;
-    } else if (cell.incoming > 0) {
+    } else if (!cell.partials.empty() && cell.partials.front().arrives) {
       // A partial that only passes through.
-      --cell.incoming;
-      stand_still(rank, cell.incoming_ready);
+      stand_still(rank, cell.partials.front().ready);
+      cell.partials.pop_front();
     } else {
       return Progress::kBlocked;  // whoever brings it wakes this rank
     }
@@ -218,7 +222,7 @@ Replay::Progress Replay::send(std::size_t rank, const Send& send) {
   const std::int32_t peer = send.peer.value();
   if (!valid(send.value) || send.peer.index() >= num_ranks_ || send.peer.index() == rank)
     return fail(rank, "sim.unverified", "value or peer is out of range");
-  if (options_.transfers == TransferMode::kBounded) {
+  if (options_.transfers == TransferMode::kBounded && !in_batch(rank)) {
     Channel& channel = channels_[rank * num_ranks_ + send.peer.index()];
     if (channel.taken == options_.buffers && channel.released.empty()) {
       channel.waiter = here;
@@ -232,7 +236,7 @@ Replay::Progress Replay::send(std::size_t rank, const Send& send) {
     message.left = lane.clock;
     if (!at_both_ends(send.value)) lane.bytes -= buffer_bytes(send.value);
   }
-  if (in_batch(rank)) {
+  if (in_batch(rank) && options_.transfers != TransferMode::kBounded) {
     post(rank, &message, send.value);
     return close(message, send.value, Role::kSend);
   }
@@ -241,6 +245,10 @@ Replay::Progress Replay::send(std::size_t rank, const Send& send) {
     case TransferMode::kFixed:
     case TransferMode::kBuffered: depart(send.value, message, lane.clock); break;
     case TransferMode::kBounded: {
+      if (in_batch(rank)) {  // needs no slot
+        depart(send.value, message, lane.clock);
+        break;
+      }
       Channel& channel = channels_[rank * num_ranks_ + send.peer.index()];
       if (channel.taken < options_.buffers) {
         ++channel.taken;
@@ -277,9 +285,11 @@ Replay::Progress Replay::recv(std::size_t rank, const Recv& recv) {
   if (!message.is_posted) {
     message.is_posted = true;
     message.posted = lane.clock;
+    if (recv.value.kind() == ValueKind::kWeightGrad)
+      groups_[recv.value.group().index() * num_ranks_ + rank].partials.push_back({.from = peer});
     if (at_both_ends(recv.value)) hold_bytes(rank, buffer_bytes(recv.value));
   }
-  if (in_batch(rank)) {
+  if (in_batch(rank) && options_.transfers != TransferMode::kBounded) {
     post(rank, &message, recv.value);
     return close(message, recv.value, Role::kRecv);
   }
@@ -289,7 +299,7 @@ Replay::Progress Replay::recv(std::size_t rank, const Recv& recv) {
     case TransferMode::kBuffered:
     case TransferMode::kBounded:
       if (message.is_sent) deliver(recv.value, message);
-      if (options_.transfers == TransferMode::kBounded && message.is_sent) {
+      if (options_.transfers == TransferMode::kBounded && message.is_sent && !in_batch(rank)) {
         Channel& channel = channels_[static_cast<std::size_t>(peer) * num_ranks_ + rank];
         channel.released.push_back(std::max(message.posted, message.arrived));
         wake(channel.waiter, channel.released.back());
@@ -512,12 +522,13 @@ Replay::Progress Replay::free_weight(std::size_t rank, const Free& free) {
 Replay::Progress Replay::add(std::size_t rank, const Add& add) {
   if (add.group.index() >= layout_.groups.size()) return fail(rank, "sim.unverified", "group is out of range");
   GroupCell& cell = groups_[add.group.index() * num_ranks_ + rank];
-  if (cell.incoming == 0) return Progress::kBlocked;  // the sender wakes this rank
+  if (cell.partials.empty() || !cell.partials.front().arrives) return Progress::kBlocked;  // the sender wakes this rank
   Lane& lane = lanes_[rank];
-  --cell.incoming;
-  if (cell.incoming_ready > lane.clock) {
-    lane.exposed_since_op += cell.incoming_ready - std::max(lane.clock, cell.incoming_left);
-    lane.clock = cell.incoming_ready;
+  const GroupCell::Partial partial = cell.partials.front();
+  cell.partials.pop_front();
+  if (partial.ready > lane.clock) {
+    lane.exposed_since_op += partial.ready - std::max(lane.clock, partial.left);
+    lane.clock = partial.ready;
   }
   const bool sums = cell.partial;
   const std::int64_t ticks = sums ? costs_.groups[add.group.index()].add_ticks : 0;
