@@ -18,8 +18,9 @@ namespace {
 /// Hands an empty payload on, and keeps nothing.
 class NoKernels final : public StageKernels {
  public:
-  ForwardResult forward(const SliceData&, Payload, Stash*, KvCache*) override { return {}; }
-  Payload backward_input(const SliceData&, Payload, Stash, WeightStash*, KvCache*, int) override { return {}; }
+  ForwardResult forward(const SliceData&, Payload, Stash*, KvCache*, StashRule) override { return {}; }
+  Stash recompute(const SliceData&, Stash, KvCache*, int, StashRule) override { return {}; }
+  BackwardResult backward_input(const SliceData&, Payload, Stash, WeightStash*, KvCache*, int) override { return {}; }
   void backward_weight(WeightStash) override {}
   [[nodiscard]] std::vector<std::int64_t> input_widths() const override { return {}; }
   [[nodiscard]] std::vector<std::int64_t> output_widths() const override { return {}; }

@@ -125,9 +125,11 @@ void add_schedule_flags(CLI::App& app, ScheduleFlags& flags) {
   app.add_option("--rounds", flags.rounds, "R: M = R P, for weight passing")->group(kShape);
   app.add_option("--folds", flags.folds, "F: folds of an attention-parallel pipeline")->group(kChoices);
   app.add_option("--groups", flags.groups, "D: groups of ranks")->group(kChoices);
-  app.add_option("--prefetch", flags.prefetch, "sharded data parallel: ops for which weights are gathered ahead (default 1)")
+  app.add_option("--prefetch", flags.prefetch,
+                 "sharded data parallel: ops for which weights are gathered ahead (default 1)")
       ->group(kChoices);
-  app.add_option("--reshard", flags.reshard, "sharded data parallel: drop weights behind forward or backward (default forward)")
+  app.add_option("--reshard", flags.reshard,
+                 "sharded data parallel: drop weights behind forward or backward (default forward)")
       ->check(CLI::IsMember(strings(kReshards)))
       ->group(kChoices);
   app.add_option("--order", flags.order, "where two exist: megatron or torch (default megatron)")
@@ -136,7 +138,8 @@ void add_schedule_flags(CLI::App& app, ScheduleFlags& flags) {
   app.add_option("--recompute", flags.recompute, "none, full or no-attention (default none)")
       ->check(CLI::IsMember(strings(kRecomputes)))
       ->group(kChoices);
-  app.add_option("--qkv", flags.qkv, "where the QKV projection runs: pre or attn (default attn with --recompute no-attention, else pre)")
+  app.add_option("--qkv", flags.qkv,
+                 "where the QKV projection runs: pre or attn (default attn with --recompute no-attention, else pre)")
       ->check(CLI::IsMember(strings(kQkvPlaces)))
       ->group(kChoices);
   app.add_option("--residual", flags.residual,
@@ -194,27 +197,28 @@ Result<TimesSpec> resolve_times(const ScheduleFlags& flags) {
 Result<ScheduleRequest> resolve_flags(const ScheduleFlags& flags) {
   if (!flags.ranks)
     return make_error(ErrorCode::kInvalidArgument, "flags.missing", "--ranks is missing: how many devices?");
-  ScheduleRequest request{.shape = {.ranks = *flags.ranks,
-                                    .microbatches = flags.microbatches,
-                                    .chunks = flags.chunks,
-                                    .slices = flags.slices,
-                                    .layers = flags.layers,
-                                    .folds = flags.folds,
-                                    .repeats = flags.repeats,
-                                    .groups = flags.groups,
-                                    .rounds = flags.rounds,
-                                    .prefetch = flags.prefetch,
-                                    .tying = pick(flags.head, kHeads, HeadTying::kUntied),
-                                    .order = pick(flags.order, kOrders, Order::kMegatron),
-                                    .recompute = recompute_of(flags),
-                                    .qkv = flags.qkv ? std::optional(pick(flags.qkv, kQkvPlaces, QkvPlace::kPre)) : std::nullopt,
-                                    .residual = pick(flags.residual, kResidualPaths, ResidualPath::kThrough),
-                                    .weights = pick(flags.weights, kWeightTrips, WeightTrips::kPerMicrobatch),
-                                    .squeeze = flags.pattern_only ? Squeeze::kPatternOnly : Squeeze::kFull,
-                                    .reshard = pick(flags.reshard, kReshards, Reshard::kAfterForward),
-                                    .slice_cut = pick(flags.slice_cut, kSliceCuts, SliceCut::kEqualTokens),
-                                    .eviction = pick(flags.eviction, kEvictions, Eviction::kLate),
-                                    .memory_limit = flags.memory_limit}};
+  ScheduleRequest request{
+      .shape = {.ranks = *flags.ranks,
+                .microbatches = flags.microbatches,
+                .chunks = flags.chunks,
+                .slices = flags.slices,
+                .layers = flags.layers,
+                .folds = flags.folds,
+                .repeats = flags.repeats,
+                .groups = flags.groups,
+                .rounds = flags.rounds,
+                .prefetch = flags.prefetch,
+                .tying = pick(flags.head, kHeads, HeadTying::kUntied),
+                .order = pick(flags.order, kOrders, Order::kMegatron),
+                .recompute = recompute_of(flags),
+                .qkv = flags.qkv ? std::optional(pick(flags.qkv, kQkvPlaces, QkvPlace::kPre)) : std::nullopt,
+                .residual = pick(flags.residual, kResidualPaths, ResidualPath::kThrough),
+                .weights = pick(flags.weights, kWeightTrips, WeightTrips::kPerMicrobatch),
+                .squeeze = flags.pattern_only ? Squeeze::kPatternOnly : Squeeze::kFull,
+                .reshard = pick(flags.reshard, kReshards, Reshard::kAfterForward),
+                .slice_cut = pick(flags.slice_cut, kSliceCuts, SliceCut::kEqualTokens),
+                .eviction = pick(flags.eviction, kEvictions, Eviction::kLate),
+                .memory_limit = flags.memory_limit}};
   ScheduleShape& shape = request.shape;
   if (shape.repeats) {
     shape.folds = shape.folds.value_or(kDefaultFolds);

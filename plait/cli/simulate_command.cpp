@@ -132,7 +132,8 @@ std::string as_table(const TimedProgram& timed) {
     const RankFigures& row = result.ranks[rank];
     const auto peak = in_microbatches(timed.program.layout, row.peak_stashes);
     ranks.add_row({std::to_string(rank), units(row.busy), units(row.idle), units(row.exposed_transfer),
-                   peak ? fmt::format("{}", *peak) : "-", fmt::format("{}", elements[rank]), std::to_string(row.peak_bytes)});
+                   peak ? fmt::format("{}", *peak) : "-", fmt::format("{}", elements[rank]),
+                   std::to_string(row.peak_bytes)});
   }
   std::string text = figures.print() + "\n" + ranks.print();
   const bool any_bytes = std::any_of(result.ranks.begin(), result.ranks.end(),

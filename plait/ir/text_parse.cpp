@@ -246,7 +246,8 @@ class Parser {
         ok = rank_set(start);
       else
         ok = expected(
-            "'rank 0:' or a line of the header (name, mode, ranks, microbatches, slices, layers, head, recompute, exchanges, "
+            "'rank 0:' or a line of the header (name, mode, ranks, microbatches, slices, layers, head, recompute, "
+            "exchanges, "
             "newline, "
             "stage, edge, group, set)",
             start);

@@ -40,13 +40,13 @@ enum class Eviction : std::uint8_t { kLate, kEarly };
 struct ScheduleShape {
   int ranks = 1;
   std::optional<int> microbatches;
-  std::optional<int> chunks;   ///< stages per rank (v); 1 is accepted by every single-chunk schedule
-  std::optional<int> slices;   ///< slices per sequence (k)
-  std::optional<int> layers;   ///< default: one per stage
-  std::optional<int> folds;    ///< HelixPipe F
-  std::optional<int> repeats;  ///< M = R F p
-  std::optional<int> groups;   ///< TawPipe D
-  std::optional<int> rounds;   ///< M = R P
+  std::optional<int> chunks;    ///< stages per rank (v); 1 is accepted by every single-chunk schedule
+  std::optional<int> slices;    ///< slices per sequence (k)
+  std::optional<int> layers;    ///< default: one per stage
+  std::optional<int> folds;     ///< HelixPipe F
+  std::optional<int> repeats;   ///< M = R F p
+  std::optional<int> groups;    ///< TawPipe D
+  std::optional<int> rounds;    ///< M = R P
   std::optional<int> prefetch;  ///< FSDP: ops for which weights are gathered ahead
   HeadTying tying = HeadTying::kUntied;
   Order order = Order::kMegatron;
@@ -68,7 +68,7 @@ struct Expectation {
   std::optional<Ticks> max_idle;  ///< largest idle time between a rank's own first and last op
   /// Per rank, in units of 1/(v k) micro-batch of a 1/p stage: taken at F, released at BW or W.
   std::optional<std::vector<int>> peak_activation_units;
-  std::optional<std::int64_t> sends;  ///< point-to-point messages of one step, all ranks
+  std::optional<std::int64_t> sends;             ///< point-to-point messages of one step, all ranks
   std::optional<double> published_bubble_ratio;  ///< the paper's formula, where it is not what a replay gives
 };
 

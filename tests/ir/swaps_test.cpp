@@ -1,6 +1,7 @@
+#include "plait/ir/swaps.h"
+
 #include "plait/ir/lower.h"
 #include "plait/ir/recompute.h"
-#include "plait/ir/swaps.h"
 #include "plait/ir/text.h"
 
 #include <fmt/format.h>

@@ -122,8 +122,7 @@ TEST(HelixPipe, ExposedTransfersWhereSwapsBlockUntilMatched) {
                              latency, {.transfers = TransferMode::kRendezvous})
         .makespan();
   };
-  for (const Row& row :
-       {Row{"0.25", 16.5, 1.5}, Row{"0.5", 33, 3}}) {
+  for (const Row& row : {Row{"0.25", 16.5, 1.5}, Row{"0.5", 33, 3}}) {
     EXPECT_EQ(makespan(1, 2, row.latency), 249 + row.naive) << row.latency;
     EXPECT_EQ(makespan(2, 1, row.latency), 252 + row.two_folds) << row.latency;
   }

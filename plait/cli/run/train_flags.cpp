@@ -25,6 +25,10 @@ Result<std::optional<double>> parse_clip(const std::string& text) {
   return refuse(fmt::format("--clip {}: a positive norm or `none` is needed", text));
 }
 
+std::optional<std::int64_t> chunk_of(std::int64_t flag) {
+  return flag > 0 ? std::optional(flag) : std::nullopt;
+}
+
 Result<> check_numbers(const TrainFlags& f) {
   if (f.steps < 1) return refuse(fmt::format("--steps {}: at least one is needed", f.steps));
   if (f.microbatch_size < 0)
@@ -38,6 +42,8 @@ Result<> check_numbers(const TrainFlags& f) {
   if (!(f.eps > 0)) return refuse(fmt::format("--eps {}: must be positive", f.eps));
   if (!(f.weight_decay >= 0)) return refuse(fmt::format("--weight-decay {}: must not be negative", f.weight_decay));
   if (f.val_fraction >= 1) return refuse(fmt::format("--val-fraction {}: must lie in [0, 1)", f.val_fraction));
+  if (f.mlp_chunk < 0) return refuse(fmt::format("--mlp-chunk {}: must not be negative", f.mlp_chunk));
+  if (f.loss_chunk < 0) return refuse(fmt::format("--loss-chunk {}: must not be negative", f.loss_chunk));
   if (!(f.timeout > 0)) return refuse(fmt::format("--timeout {}: must be positive", f.timeout));
   if (f.warmup < 0 || f.eval_every < 0 || f.checkpoint_every < 0 || f.keep < 0 || f.log_every < 0 ||
       f.sample_tokens < 0)
@@ -59,6 +65,10 @@ void TrainFlags::add_to(FlagSet& flags) {
   flags.add_choice("Model", "--dtype", dtype, {"fp32", "bf16", "fp64"},
                    "compute type; bf16 keeps fp32 weights and gradients");
   schedule.add_to(flags);
+  flags.add("Memory", "--mlp-chunk", mlp_chunk, "TOKENS",
+            "run the MLP in chunks and keep nothing of its width; 0: whole micro-batches");
+  flags.add("Memory", "--loss-chunk", loss_chunk, "TOKENS",
+            "make the logits in chunks, also where that costs time; 0: only where it costs none");
   flags.add("Optimizer", "--steps", steps, "UPDATES", "updates in all");
   flags.add_choice("Optimizer", "--optimizer", optimizer, {"adamw", "sgd"}, "update rule");
   flags.add("Optimizer", "--lr", lr, "RATE", "highest learning rate");
@@ -157,7 +167,8 @@ Result<TrainOptions> train_options(const TrainFlags& f, const LoadedData& data) 
                                .decay = f.decay_all ? DecayRule::kAll : DecayRule::kMatricesOnly,
                                .clip = clip},
                  .timeout_seconds = f.timeout,
-                 .wrap_transport = std::move(links)},
+                 .wrap_transport = std::move(links),
+                 .stage = {.mlp_chunk = chunk_of(f.mlp_chunk), .loss_chunk = chunk_of(f.loss_chunk)}},
       .tokenizer = data.tokenizer_name};
   if (!f.data.sentencepiece.empty()) options.checkpoint.sentencepiece = f.data.sentencepiece;
   return options;

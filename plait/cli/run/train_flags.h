@@ -39,6 +39,8 @@ struct TrainFlags {
   double eps = 1e-8;
   double weight_decay = 0.1;
   bool decay_all = false;
+  std::int64_t mlp_chunk = 0;
+  std::int64_t loss_chunk = 0;
   std::string clip = "1";
   double timeout = 60;
   std::string link;          ///< bandwidth between ranks, of a group where there are groups; empty: as it is

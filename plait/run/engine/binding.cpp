@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 
 namespace plait {
@@ -84,11 +85,34 @@ bool is_resident(const ParamGroup& group, RankId rank) {
          (group.residency == Residency::kResident || group.homes.size() == 1);
 }
 
+/// The (stage, micro-batch, slice) for which an R stands somewhere.
+class Recomputed {
+ public:
+  explicit Recomputed(const Program& program) {
+    for (const Row& row : program.rows)
+      for (const Instr& instr : row)
+        if (const Op* op = std::get_if<Op>(&instr); op != nullptr && op->kind == OpKind::kRecompute)
+          cells_.emplace(op->stage, op->microbatch, op->slice);
+  }
+  [[nodiscard]] bool contains(const Op& op) const { return cells_.contains({op.stage, op.microbatch, op.slice}); }
+
+ private:
+  std::set<std::tuple<StageId, MicrobatchId, SliceId>> cells_;
+};
+
 /// Walks one row and keeps what each value's state is at that point.
 class RowBinder {
  public:
-  RowBinder(const Program& program, const RouteIds& ids, std::size_t rank, const EdgesOf& into, const EdgesOf& out_of)
-      : program_(program), ids_(ids), rank_(rank), into_(into), out_of_(out_of) {}
+  RowBinder(const Program& program, const RouteIds& ids, std::size_t rank, const EdgesOf& into, const EdgesOf& out_of,
+            const Recomputed& recomputed)
+      : program_(program),
+        ids_(ids),
+        rank_(rank),
+        into_(into),
+        out_of_(out_of),
+        recomputed_(recomputed),
+        rule_(program.layout.recompute == Recompute::kNoAttention ? StashRule::kInputsAndAttention
+                                                                  : StashRule::kInputs) {}
 
   Result<BoundRow> run() {
     const Row& row = program_.rows[rank_];
@@ -194,8 +218,6 @@ class RowBinder {
 
   Result<BoundInstr> bind_op(const Instr& instr, const Op& op) {
     const Layout& layout = program_.layout;
-    if (op.kind == OpKind::kRecompute)
-      return refuse("engine.recompute", instr, "recompute is not run yet; build the schedule without it");
     row_.stages.push_back(op.stage);
     BoundOp bound{.kind = op.kind,
                   .stage = op.stage.value(),
@@ -210,6 +232,7 @@ class RowBinder {
       case OpKind::kForward:
         bind_edges(bound, op, ValueKind::kActivation);
         if (train) bound.stash.slot = slot(Value::stash(op.stage, op.microbatch, op.slice));
+        if (recomputed_.contains(op)) bound.rule = rule_;
         break;
       case OpKind::kBackward:
       case OpKind::kBackwardInput:
@@ -221,15 +244,19 @@ class RowBinder {
       case OpKind::kBackwardWeight:
         bound.weight_stash = read(Value::weight_stash(op.stage, op.microbatch, op.slice));
         break;
-      case OpKind::kRecompute: break;
+      case OpKind::kRecompute:
+        bound.stash = read(Value::stash(op.stage, op.microbatch, op.slice));
+        bound.rule = rule_;
+        break;
     }
     if (layout.num_slices > 1 && op.kind != OpKind::kBackwardWeight) {
       const auto [at, is_new] = caches_.try_emplace({op.stage, op.microbatch}, row_.num_caches);
       if (is_new) ++row_.num_caches;
       bound.cache = at->second;
       const int last_slice = train ? 0 : layout.num_slices - 1;  // of the last op that uses the cache
-      if (op.slice.value() == last_slice && (op.kind != OpKind::kForward || !train))
-        bound.cache_use = BoundOp::CacheUse::kEnds;
+      const bool ends =
+          train ? op.kind == OpKind::kBackward || op.kind == OpKind::kBackwardInput : op.kind == OpKind::kForward;
+      if (op.slice.value() == last_slice && ends) bound.cache_use = BoundOp::CacheUse::kEnds;
     }
     return BoundInstr{bound};
   }
@@ -410,6 +437,8 @@ class RowBinder {
   std::size_t rank_;
   const EdgesOf& into_;
   const EdgesOf& out_of_;
+  const Recomputed& recomputed_;
+  StashRule rule_;  ///< of what is recomputed
   BoundRow row_;
   std::size_t position_ = 0;
   Names sends_;
@@ -442,8 +471,9 @@ Result<BoundProgram> bind(const Program& program) {
   BoundProgram bound;
   PLAIT_TRY(bound.edges, edge_tensors(layout));
   bound.has_norm = true;
+  const Recomputed recomputed(program);
   for (std::size_t rank = 0; rank < program.rows.size(); ++rank) {
-    RowBinder binder(program, ids, rank, into, out_of);
+    RowBinder binder(program, ids, rank, into, out_of, recomputed);
     PLAIT_TRY(BoundRow row, binder.run());
     bound.rows.push_back(std::move(row));
     bound.has_norm &= binder.steps_follow_norm();

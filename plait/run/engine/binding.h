@@ -4,6 +4,7 @@
 #include "plait/ir/program.h"
 #include "plait/run/engine/edge_tensors.h"
 #include "plait/run/engine/transport.h"
+#include "plait/run/model/stage_module.h"
 
 #include <cstdint>
 #include <variant>
@@ -46,9 +47,10 @@ struct BoundOp {
   EdgeId out_edge;
   Range inputs;  ///< of BoundRow::branches, where several do
   Range outputs;
-  Source stash;                  ///< F writes the slot; B and BW take from it
-  Source weight_stash;           ///< B writes the slot; W takes from it
-  std::int32_t cache = kAbsent;  ///< keys and values of the micro-batch, where sequences are cut
+  Source stash;                             ///< F writes the slot; R takes from it and writes it; B and BW take from it
+  StashRule rule = StashRule::kEverything;  ///< of F and R
+  Source weight_stash;                      ///< B writes the slot; W takes from it
+  std::int32_t cache = kAbsent;             ///< keys and values of the micro-batch, where sequences are cut
   enum class CacheUse : std::uint8_t { kStays, kEnds } cache_use = CacheUse::kStays;
   FirstReads weights;
   friend bool operator==(const BoundOp&, const BoundOp&) = default;
@@ -167,7 +169,7 @@ struct BoundProgram {
 
 /// Resolves all names of a program to slots, transfers and collectives, so that running it looks nothing up.
 ///
-/// \errors kUnsupported "engine.*": recompute; keys and values that travel; collectives of other values than weights,
+/// \errors kUnsupported "engine.*": keys and values that travel; collectives of other values than weights,
 ///         their gradients and the norm; kInvalidSchedule "engine.unmatched": a receive without its send;
 ///         "engine.weight_not_here": an op on a rank to which the weights never came
 Result<BoundProgram> bind(const Program& program);

@@ -50,6 +50,32 @@ void add_moved(const Row& row, const std::vector<TraceEvent>& trace, std::map<Va
   }
 }
 
+/// Chunks make W read weights again, which otherwise needs its stash alone: they must be there.
+Result<> check_chunks(const Program& program, const StageOptions& stage) {
+  for (const auto& [what, chunk] : {std::pair("MLP", stage.mlp_chunk), {"loss", stage.loss_chunk}})
+    if (chunk && *chunk < 1)
+      return make_error(ErrorCode::kInvalidArgument, "engine.chunk",
+                        "the {} has chunks of {} tokens; at least 1 is needed", what, *chunk);
+  if (!stage.mlp_chunk && !stage.loss_chunk) return {};
+  for (std::size_t rank = 0; rank < program.rows.size(); ++rank) {
+    for (const Instr& instr : program.rows[rank]) {
+      const Op* op = std::get_if<Op>(&instr);
+      if (op == nullptr || op->kind != OpKind::kBackwardWeight) continue;
+      for (const GroupId id : program.layout.stages[op->stage.index()].groups) {
+        const ParamGroup& group = program.layout.groups[id.index()];
+        const bool lives_here =
+            std::binary_search(group.homes.begin(), group.homes.end(), RankId{static_cast<std::int32_t>(rank)});
+        if (!lives_here || (group.residency == Residency::kSharded && group.homes.size() > 1))
+          return make_error(ErrorCode::kUnsupported, "engine.chunk",
+                            "rank {}, {}: chunks need the weights of group {} once more in W, where they have gone; "
+                            "leave the chunks out, or take a schedule without W",
+                            rank, describe(instr), group.name);
+      }
+    }
+  }
+  return {};
+}
+
 class ThreadEngine final : public Engine {
  public:
   ThreadEngine(const ModelConfig& config, const EngineOptions& options, int num_ranks)
@@ -58,7 +84,10 @@ class ThreadEngine final : public Engine {
         waits_(static_cast<std::size_t>(num_ranks)),
         threads_(num_ranks),
         workers_(static_cast<std::size_t>(num_ranks)) {
-    if (!options_.kernels) options_.kernels = &make_module_kernels;
+    if (!options_.kernels)
+      options_.kernels = [stage = options_.stage](const ModelConfig& model, PartRange parts, ParameterSet& parameters) {
+        return make_module_kernels(model, parts, parameters, stage);
+      };
     for (const ParameterSpec& spec : parameter_specs(config_)) parameter_order_.push_back(spec.name);
     std::sort(parameter_order_.begin(), parameter_order_.end());
   }
@@ -75,6 +104,7 @@ class ThreadEngine final : public Engine {
 
   Result<> set_up(Program program) {
     PLAIT_TRY_VOID(check_model(program, config_));
+    PLAIT_TRY_VOID(check_chunks(program, options_.stage));
     PLAIT_TRY(auto run, prepare(std::move(program)));
     if (run->program.layout.mode == Mode::kTrain && options_.optimizer.clip && !run->bound.has_norm)
       return make_error(ErrorCode::kUnsupported, "engine.no_norm",
@@ -151,6 +181,7 @@ class ThreadEngine final : public Engine {
       result.bytes_moved.push_back(ran.moved);
       result.peak_stashes.push_back(ran.peak_stashes);
       add_moved(main_->program.rows[rank], ran.trace, result.moved_by_kind);
+      result.kernels.push_back(workers_[rank]->take_counts());
     }
     return result;
   }

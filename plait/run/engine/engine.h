@@ -43,6 +43,7 @@ struct EngineOptions {
   std::vector<std::int64_t> slice_lengths;
   TransportWrapper
       wrap_transport;     ///< puts an emulated link or a test's fault in front of the transport; none = as it is
+  StageOptions stage;     ///< chunks of the model's own kernels
   KernelFactory kernels;  ///< none = the model's own; benchmarks and tests bring others
 };
 
@@ -69,6 +70,7 @@ struct StepResult {
   std::vector<Bytes> peak_bytes;               ///< per rank, highest since the engine was made
   std::vector<Bytes> bytes_moved;              ///< per rank, sent in this step
   std::map<ValueKind, Bytes> moved_by_kind;    ///< the same over all ranks, for each kind of value that moved
+  std::vector<KernelCounts> kernels;           ///< per rank, work of this step
   std::vector<int> peak_stashes;  ///< per rank: most (stage, micro-batch, slice) between F and BW or W at once
 };
 

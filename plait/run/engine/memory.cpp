@@ -2,8 +2,13 @@
 
 #include "plait/base/check.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/clone.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
 #include <sys/mman.h>
 
 #include <array>
@@ -11,8 +16,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace plait {
@@ -30,7 +37,7 @@ struct ThreadCache;
 /// Stands in front of every block; the tensor's data follows.
 struct alignas(kAlignment) Header {
   ThreadCache* home = nullptr;     ///< where the block goes when it is freed
-  MemoryAccount* owner = nullptr;  ///< who is charged for it
+  MemoryAccount* owner = nullptr;  ///< who is charged for it; none while it is shared
   Header* next = nullptr;          ///< in a free list
   std::size_t bytes = 0;           ///< charged
   std::uint32_t size_class = 0;
@@ -150,7 +157,7 @@ Header* fresh_block(std::uint32_t size_class, ThreadCache* home) {
 void free_block(void* data) {
   if (data == nullptr) return;
   Header* block = static_cast<Header*>(data) - 1;
-  block->owner->release(static_cast<std::int64_t>(block->bytes));
+  if (block->owner != nullptr) block->owner->release(static_cast<std::int64_t>(block->bytes));
   if (freed_memory.load(std::memory_order_relaxed) == FreedMemory::kFillWithNaN) std::memset(data, 0xff, block->bytes);
   if (block->home == nullptr) {
     std::free(block);
@@ -159,6 +166,55 @@ void free_block(void* data) {
   } else {
     block->home->give_back(block);
   }
+}
+
+/// A block that several holders read.
+struct SharedBlock {
+  c10::DataPtr data;
+  std::atomic<int> holders;
+};
+
+/// One holder's part in a shared block: what stands behind the DataPtr of its storage.
+struct Lease {
+  SharedBlock* block;
+  MemoryAccount* owner;
+  std::int64_t bytes;
+};
+
+void end_lease(void* context) {
+  auto* lease = static_cast<Lease*>(context);
+  lease->owner->release(lease->bytes);
+  if (lease->block->holders.fetch_sub(1, std::memory_order_acq_rel) == 1) delete lease->block;
+  delete lease;
+}
+
+c10::DataPtr as_data_ptr(Lease* lease) {
+  return {lease->block->data.get(), lease, &end_lease, lease->block->data.device()};
+}
+
+/// The storage's lease; made here where it still holds its block alone. None for storages of other allocators.
+Lease* lease_of(c10::StorageImpl& storage) {
+  const c10::DataPtr& data = storage.data_ptr();
+  if (data.get() == nullptr) return nullptr;
+  if (data.get_deleter() == &end_lease) return static_cast<Lease*>(data.get_context());
+  if (data.get_deleter() != &free_block) return nullptr;
+  Header* header = static_cast<Header*>(data.get_context()) - 1;
+  auto* lease = new Lease{.block = new SharedBlock{.data = {}, .holders = 1},
+                          .owner = std::exchange(header->owner, nullptr),
+                          .bytes = static_cast<std::int64_t>(header->bytes)};
+  lease->block->data = c10::DataPtr(data.get(), data.get_context(), &free_block, data.device());
+  c10::DataPtr old = storage.set_data_ptr(as_data_ptr(lease));
+  (void)old.release_context();  // the shared block's from here on
+  storage.set_resizable(false);
+  return lease;
+}
+
+/// A handle of its own for `account` on what the lease holds.
+at::Storage lease_to(const Lease& lease, std::size_t bytes, MemoryAccount& account) {
+  lease.block->holders.fetch_add(1, std::memory_order_relaxed);
+  account.charge(lease.bytes);
+  auto* other = new Lease{.block = lease.block, .owner = &account, .bytes = lease.bytes};
+  return {at::Storage::use_byte_size_t(), bytes, as_data_ptr(other), /*allocator=*/nullptr, /*resizable=*/false};
 }
 
 class AccountingAllocator final : public c10::Allocator {
@@ -214,12 +270,40 @@ AccountScope::~AccountScope() {
 void charge_to(const at::Tensor& tensor, MemoryAccount& account) {
   if (!tensor.defined() || !tensor.has_storage()) return;
   const c10::DataPtr& data = tensor.storage().data_ptr();
-  if (data.get_deleter() != &free_block || data.get() == nullptr) return;
-  Header* block = static_cast<Header*>(data.get_context()) - 1;
-  if (block->owner == &account) return;
-  block->owner->release(static_cast<std::int64_t>(block->bytes));
-  account.charge(static_cast<std::int64_t>(block->bytes));
-  block->owner = &account;
+  if (data.get() == nullptr) return;
+  const auto move_charge = [&account](MemoryAccount*& owner, std::int64_t bytes) {
+    if (owner == &account) return;
+    owner->release(bytes);
+    account.charge(bytes);
+    owner = &account;
+  };
+  if (data.get_deleter() == &free_block) {
+    Header* block = static_cast<Header*>(data.get_context()) - 1;
+    move_charge(block->owner, static_cast<std::int64_t>(block->bytes));
+  } else if (data.get_deleter() == &end_lease) {
+    auto* lease = static_cast<Lease*>(data.get_context());
+    move_charge(lease->owner, lease->bytes);
+  }
+}
+
+std::vector<at::Tensor> share(const std::vector<at::Tensor>& tensors, MemoryAccount& account) {
+  std::map<const c10::StorageImpl*, at::Storage> shared;
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& tensor : tensors) {
+    c10::StorageImpl* storage = tensor.defined() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+    const Lease* lease = storage == nullptr ? nullptr : lease_of(*storage);
+    if (lease == nullptr) {
+      result.push_back(tensor.defined() ? at::clone(tensor, at::MemoryFormat::Contiguous) : tensor);
+      continue;
+    }
+    const auto [at, is_new] = shared.try_emplace(storage);
+    if (is_new) at->second = lease_to(*lease, storage->nbytes(), account);
+    at::Tensor view =
+        at::detail::make_tensor<c10::TensorImpl>(c10::Storage(at->second), tensor.key_set(), tensor.dtype());
+    view.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    result.push_back(std::move(view));
+  }
+  return result;
 }
 
 void set_freed_memory(FreedMemory rule) {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 namespace plait {
 
@@ -59,6 +60,15 @@ class AccountScope {
 ///
 /// \threads  the caller must be the storage's only holder
 void charge_to(const at::Tensor& tensor, MemoryAccount& account);
+
+/// Further handles on the bytes of tensors, for another holder: nothing is copied. Each holder is charged for the bytes as
+/// long as it holds them, as if it had its own; so the figures do not depend on who lets go first. From now on all holders
+/// may only read: the storages are marked as not resizable, which kernels::is_sole_owner respects.
+///
+/// Views of one storage remain views of one. Undefined tensors stay so; tensors of other allocators are copied.
+///
+/// \threads  all handles on the storages are the caller's
+std::vector<at::Tensor> share(const std::vector<at::Tensor>& tensors, MemoryAccount& account);
 
 enum class FreedMemory : std::uint8_t {
   kLeaveAsIs,

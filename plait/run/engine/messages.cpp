@@ -32,6 +32,12 @@ bool holds_alone(const std::vector<at::Tensor>& tensors, std::size_t at) {
   return tensor.storage().use_count() == views;
 }
 
+std::vector<bool> held_alone(const std::vector<at::Tensor>& tensors) {
+  std::vector<bool> alone(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) alone[i] = !tensors[i].defined() || holds_alone(tensors, i);
+  return alone;
+}
+
 std::string describe_one(const at::Tensor& tensor) {
   if (!tensor.defined()) return "none";
   return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
@@ -60,15 +66,24 @@ std::vector<std::vector<at::Tensor>> unflatten(Message&& message) {
 }
 
 void own_storage(Message& message) {
-  std::vector<bool> alone(message.tensors.size());
-  bool all_alone = true;
-  for (std::size_t i = 0; i < message.tensors.size(); ++i) {
-    alone[i] = !message.tensors[i].defined() || holds_alone(message.tensors, i);
-    all_alone &= alone[i];
-  }
-  if (all_alone) return;
+  const std::vector<bool> alone = held_alone(message.tensors);
   for (std::size_t i = 0; i < message.tensors.size(); ++i)
     if (!alone[i]) message.tensors[i] = at::clone(message.tensors[i], at::MemoryFormat::Contiguous);
+}
+
+void share_storage(Message& message, MemoryAccount& account) {
+  const std::vector<bool> alone = held_alone(message.tensors);
+  std::vector<at::Tensor> held(message.tensors.size());
+  bool any = false;
+  for (std::size_t i = 0; i < message.tensors.size(); ++i) {
+    if (alone[i]) continue;
+    held[i] = std::move(message.tensors[i]);
+    any = true;
+  }
+  if (!any) return;
+  std::vector<at::Tensor> shared = share(held, account);
+  for (std::size_t i = 0; i < message.tensors.size(); ++i)
+    if (!alone[i]) message.tensors[i] = std::move(shared[i]);
 }
 
 void charge_to(const Message& message, MemoryAccount& account) {

@@ -17,6 +17,12 @@ std::vector<std::vector<at::Tensor>> unflatten(Message&& message);
 /// receiver may write into what it got, and each rank's bytes are its own. What only the message holds is left as it is.
 void own_storage(Message& message);
 
+/// The same without a copy, for what nobody writes into as long as someone else holds it (activations and gradients):
+/// sender and receiver share the bytes, and each is charged for them. The new handles are charged to `account`.
+///
+/// \threads  all handles on the tensors' storages are the caller's
+void share_storage(Message& message, MemoryAccount& account);
+
 void charge_to(const Message& message, MemoryAccount& account);
 
 /// "2 tensors: float [2, 8, 32], float [2, 8, 32]".

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace plait {
 namespace {
@@ -62,6 +63,13 @@ void RankWorker::begin_training_step() {
   for (RankGroup& group : groups_) group.begin_step();
   clip_factor_ = 1;
   optimizer_->begin_step();
+}
+
+KernelCounts RankWorker::take_counts() {
+  KernelCounts total;
+  for (const auto& kernels : kernels_)
+    if (kernels != nullptr) total += kernels->counts();
+  return total - std::exchange(taken_counts_, total);
 }
 
 Result<> RankWorker::run(RankRun& run, const StepContext& context) {

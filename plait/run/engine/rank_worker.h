@@ -79,6 +79,8 @@ class RankWorker {
   [[nodiscard]] RankOptimizer* optimizer() { return optimizer_ ? &*optimizer_ : nullptr; }
   [[nodiscard]] const RankOptimizer* optimizer() const { return optimizer_ ? &*optimizer_ : nullptr; }
   [[nodiscard]] MemoryAccount& account() { return account_; }
+  /// Work of all kernels since the last call.
+  KernelCounts take_counts();
   /// What gradients were multiplied with in the last step.
   [[nodiscard]] double clip_factor() const { return clip_factor_; }
 
@@ -88,6 +90,7 @@ class RankWorker {
   MemoryAccount& account_;
   ParameterSet parameters_;
   std::vector<std::unique_ptr<StageKernels>> kernels_;  ///< per stage; null where it never runs here
+  KernelCounts taken_counts_;
   std::vector<RankGroup> groups_;
   std::optional<RankOptimizer> optimizer_;
   double clip_factor_ = 1;

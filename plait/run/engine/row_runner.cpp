@@ -201,9 +201,9 @@ bool RowRunner::execute(const BoundOp& op) {
       --run_.live_stashes;
       return true;
     }
-    case OpKind::kRecompute: break;
+    case OpKind::kRecompute: return recompute(op, data);
   }
-  PLAIT_CHECK(false, "refused at binding");
+  PLAIT_CHECK(false, "op kind {}", static_cast<int>(op.kind));
 }
 
 bool RowRunner::forward(const BoundOp& op, const SliceData& data) {
@@ -218,12 +218,27 @@ bool RowRunner::forward(const BoundOp& op, const SliceData& data) {
   }
   KvCache* cache = op.cache == kAbsent ? nullptr : &run_.caches[static_cast<std::size_t>(op.cache)];
   compute_begins();
-  ForwardResult result = kernels.forward(data, std::move(input), stash, cache);
+  ForwardResult result = kernels.forward(data, std::move(input), stash, cache, op.rule);
   put_output(op, std::move(result.output));
-  if (result.loss.defined())
-    run_.losses[static_cast<std::size_t>(op.data)] =
-        result.loss.is_cpu() ? *result.loss.const_data_ptr<double>() : result.loss.item<double>();
+  note_loss(op, result.loss);
   if (op.cache_use == BoundOp::CacheUse::kEnds) *cache = KvCache{};
+  return true;
+}
+
+void RowRunner::note_loss(const BoundOp& op, const at::Tensor& loss) {
+  if (!loss.defined()) return;
+  run_.losses[static_cast<std::size_t>(op.data)] = loss.is_cpu() ? *loss.const_data_ptr<double>() : loss.item<double>();
+}
+
+bool RowRunner::recompute(const BoundOp& op, const SliceData& data) {
+  if (!read_weights(op.weights)) return false;
+  Stash stash;
+  if (!take_stash(op.stash, stash)) return false;
+  KvCache* cache = op.cache == kAbsent ? nullptr : &run_.caches[static_cast<std::size_t>(op.cache)];
+  compute_begins();
+  run_.stashes[static_cast<std::size_t>(op.stash.slot)] =
+      worker_.kernels_[static_cast<std::size_t>(op.stage)]->recompute(data, std::move(stash), cache,
+                                                                      static_cast<int>(op.slice), op.rule);
   return true;
 }
 
@@ -236,23 +251,27 @@ bool RowRunner::backward(const BoundOp& op, const SliceData& data) {
   Stash stash;
   if (!take_stash(op.stash, stash)) return false;
   KvCache* cache = op.cache == kAbsent ? nullptr : &run_.caches[static_cast<std::size_t>(op.cache)];
-  WeightStash own;
-  WeightStash* weight_stash =
-      op.kind == OpKind::kBackward ? &own : &run_.weight_stashes[static_cast<std::size_t>(op.weight_stash.slot)];
+  const int slice_idx = static_cast<int>(op.slice);
   compute_begins();
-  Payload input_grad = kernels.backward_input(data, std::move(output_grad), std::move(stash), weight_stash, cache,
-                                              static_cast<int>(op.slice));
-  put_output(op, std::move(input_grad));
-  if (op.cache_use == BoundOp::CacheUse::kEnds) *cache = KvCache{};
+  BackwardResult result;
   if (op.kind == OpKind::kBackward) {
-    kernels.backward_weight(std::move(own));
+    result = kernels.backward(data, std::move(output_grad), std::move(stash), cache, slice_idx);
     --run_.live_stashes;
+  } else {
+    WeightStash* weight_stash = &run_.weight_stashes[static_cast<std::size_t>(op.weight_stash.slot)];
+    result = kernels.backward_input(data, std::move(output_grad), std::move(stash), weight_stash, cache, slice_idx);
   }
+  put_output(op, std::move(result.input_grad));
+  note_loss(op, result.loss);
+  if (op.cache_use == BoundOp::CacheUse::kEnds) *cache = KvCache{};
   return true;
 }
 
 void RowRunner::hand_over(TransferId transfer, Message&& message) {
-  own_storage(message);
+  if (message.value.is_edge())
+    share_storage(message, in_flight_account());
+  else
+    own_storage(message);
   charge_to(message, in_flight_account());
   moved_ = message_bytes(message);
   transport_.send(transfer, std::move(message));

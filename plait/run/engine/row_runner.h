@@ -33,7 +33,9 @@ class RowRunner {
   bool execute(const BoundStep& step);
 
   bool forward(const BoundOp& op, const SliceData& data);
+  bool recompute(const BoundOp& op, const SliceData& data);
   bool backward(const BoundOp& op, const SliceData& data);
+  void note_loss(const BoundOp& op, const at::Tensor& loss);
 
   bool take_input(const BoundOp& op, const std::vector<std::int64_t>& widths, const SliceData& data, Payload& input);
   void put_output(const BoundOp& op, Payload&& output);

@@ -7,19 +7,27 @@ namespace {
 
 class ModuleKernels final : public StageKernels {
  public:
-  ModuleKernels(const ModelConfig& config, PartRange parts, ParameterSet& parameters)
-      : module_(config, parts, parameters),
+  ModuleKernels(const ModelConfig& config, PartRange parts, ParameterSet& parameters, const StageOptions& options)
+      : module_(config, parts, parameters, options),
         input_widths_(payload_widths(config, parts.begin)),
         output_widths_(payload_widths(config, parts.end)) {}
 
-  ForwardResult forward(const SliceData& data, Payload input, Stash* stash, KvCache* cache) override {
-    return module_.forward(data, std::move(input), stash, cache);
+  ForwardResult forward(const SliceData& data, Payload input, Stash* stash, KvCache* cache, StashRule rule) override {
+    return module_.forward(data, std::move(input), stash, cache, KeepLogits::kNo, rule);
   }
-  Payload backward_input(const SliceData& data, Payload output_grad, Stash stash, WeightStash* weight_stash,
-                         KvCache* cache, int slice_idx) override {
+  Stash recompute(const SliceData& data, Stash kept, KvCache* cache, int slice_idx, StashRule rule) override {
+    return module_.recompute(data, std::move(kept), cache, slice_idx, rule);
+  }
+  BackwardResult backward_input(const SliceData& data, Payload output_grad, Stash stash, WeightStash* weight_stash,
+                                KvCache* cache, int slice_idx) override {
     return module_.backward_input(data, std::move(output_grad), std::move(stash), weight_stash, cache, slice_idx);
   }
   void backward_weight(WeightStash weight_stash) override { module_.backward_weight(std::move(weight_stash)); }
+  BackwardResult backward(const SliceData& data, Payload output_grad, Stash stash, KvCache* cache,
+                          int slice_idx) override {
+    return module_.backward(data, std::move(output_grad), std::move(stash), cache, slice_idx);
+  }
+  [[nodiscard]] KernelCounts counts() const override { return module_.counts(); }
   [[nodiscard]] std::vector<std::int64_t> input_widths() const override { return input_widths_; }
   [[nodiscard]] std::vector<std::int64_t> output_widths() const override { return output_widths_; }
 
@@ -31,9 +39,18 @@ class ModuleKernels final : public StageKernels {
 
 }  // namespace
 
-std::unique_ptr<StageKernels> make_module_kernels(const ModelConfig& config, PartRange parts,
-                                                  ParameterSet& parameters) {
-  return std::make_unique<ModuleKernels>(config, parts, parameters);
+BackwardResult StageKernels::backward(const SliceData& data, Payload output_grad, Stash stash, KvCache* cache,
+                                      int slice_idx) {
+  WeightStash weight_stash;
+  BackwardResult result =
+      backward_input(data, std::move(output_grad), std::move(stash), &weight_stash, cache, slice_idx);
+  backward_weight(std::move(weight_stash));
+  return result;
+}
+
+std::unique_ptr<StageKernels> make_module_kernels(const ModelConfig& config, PartRange parts, ParameterSet& parameters,
+                                                  const StageOptions& options) {
+  return std::make_unique<ModuleKernels>(config, parts, parameters, options);
 }
 
 std::vector<std::int64_t> payload_widths(const ModelConfig& config, int part_idx) {

@@ -16,10 +16,17 @@ namespace plait {
 class StageKernels {
  public:
   virtual ~StageKernels() = default;
-  virtual ForwardResult forward(const SliceData& data, Payload input, Stash* stash, KvCache* cache) = 0;
-  virtual Payload backward_input(const SliceData& data, Payload output_grad, Stash stash, WeightStash* weight_stash,
-                                 KvCache* cache, int slice_idx) = 0;
+  /// \param rule  what to leave in the stash: everything, unless a recompute stands before the backward
+  virtual ForwardResult forward(const SliceData& data, Payload input, Stash* stash, KvCache* cache, StashRule rule) = 0;
+  virtual Stash recompute(const SliceData& data, Stash kept, KvCache* cache, int slice_idx, StashRule rule) = 0;
+  virtual BackwardResult backward_input(const SliceData& data, Payload output_grad, Stash stash,
+                                        WeightStash* weight_stash, KvCache* cache, int slice_idx) = 0;
   virtual void backward_weight(WeightStash weight_stash) = 0;
+  /// Both at once.
+  virtual BackwardResult backward(const SliceData& data, Payload output_grad, Stash stash, KvCache* cache,
+                                  int slice_idx);
+  /// Since the kernels were made.
+  [[nodiscard]] virtual KernelCounts counts() const { return {}; }
 
   /// Last extents of the tensors [B,T,*] that come in and go out; what arrives from another rank is compared with them.
   [[nodiscard]] virtual std::vector<std::int64_t> input_widths() const = 0;
@@ -28,7 +35,8 @@ class StageKernels {
 
 using KernelFactory = std::function<std::unique_ptr<StageKernels>(const ModelConfig&, PartRange, ParameterSet&)>;
 
-std::unique_ptr<StageKernels> make_module_kernels(const ModelConfig& config, PartRange parts, ParameterSet& parameters);
+std::unique_ptr<StageKernels> make_module_kernels(const ModelConfig& config, PartRange parts, ParameterSet& parameters,
+                                                  const StageOptions& options = {});
 
 /// Last extents of the payload in front of the part at chain index `part_idx` (stage_module.h); none before embed and
 /// behind head.

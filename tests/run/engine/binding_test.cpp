@@ -71,8 +71,6 @@ Error refused_with(Instr instr) {
 }
 
 TEST(Bind, RefusesWhatItDoesNotRun) {
-  EXPECT_EQ(refused_with(Op{.kind = OpKind::kRecompute, .stage = StageId{0}, .microbatch = {}, .slice = {}}).rule,
-            "engine.recompute");
   EXPECT_EQ(refused_with(Op{.kind = OpKind::kForward, .stage = StageId{1}, .microbatch = {}, .slice = {}}).rule,
             "engine.weight_not_here");
   EXPECT_EQ(refused_with(Send{.value = Value::kv(StageId{0}, MicrobatchId{0}, SliceId{0}), .peer = RankId{1}}).rule,

@@ -33,6 +33,29 @@ inline ModelConfig tiny_config(int num_layers, HeadTying tying) {
                      .tied_head = tying == HeadTying::kTied};
 }
 
+/// The same sizes for every family; GPT-2 has neither grouped heads nor a gate.
+inline ModelConfig family_config(ModelFamily family, int num_layers, HeadTying tying) {
+  ModelConfig config = tiny_config(num_layers, tying);
+  config.family = family;
+  config.attention_bias = family == ModelFamily::kQwen2;
+  if (family == ModelFamily::kGpt2) {
+    config.num_kv_heads = config.num_heads;
+    config.activation = Activation::kGeluTanh;
+    config.attention_bias = true;
+  }
+  return config;
+}
+
+inline std::string family_name(ModelFamily family) {
+  switch (family) {
+    case ModelFamily::kLlama: return "llama";
+    case ModelFamily::kMistral: return "mistral";
+    case ModelFamily::kQwen2: return "qwen2";
+    case ModelFamily::kGpt2: return "gpt2";
+  }
+  return "?";
+}
+
 enum class Mask : std::uint8_t {
   kNone,
   kLastOnly,  ///< all valid tokens are in the last micro-batch

@@ -121,11 +121,12 @@ TEST(Engine, ARankThatHangsIsNamedByTheOneThatWaitsForIt) {
   // Ranks 0, 2 and 3 wait in a chain for rank 1, whose second forward lasts longer than the others' patience.
   struct SlowKernels final : StageKernels {
     explicit SlowKernels(bool is_slow) : slow(is_slow) {}
-    ForwardResult forward(const SliceData&, Payload, Stash*, KvCache*) override {
+    ForwardResult forward(const SliceData&, Payload, Stash*, KvCache*, StashRule) override {
       if (slow && ++calls == 2) std::this_thread::sleep_for(std::chrono::milliseconds(600));
       return {};
     }
-    Payload backward_input(const SliceData&, Payload, Stash, WeightStash*, KvCache*, int) override { return {}; }
+    Stash recompute(const SliceData&, Stash, KvCache*, int, StashRule) override { return {}; }
+    BackwardResult backward_input(const SliceData&, Payload, Stash, WeightStash*, KvCache*, int) override { return {}; }
     void backward_weight(WeightStash) override {}
     [[nodiscard]] std::vector<std::int64_t> input_widths() const override { return {}; }
     [[nodiscard]] std::vector<std::int64_t> output_widths() const override { return {}; }
@@ -171,8 +172,11 @@ TEST(Engine, AMessageOfTheWrongTypeShapeOrNameIsRefusedNamingBoth) {
 
 TEST(Engine, AFailingOpIsNamed) {
   struct FailingKernels final : StageKernels {
-    ForwardResult forward(const SliceData&, Payload, Stash*, KvCache*) override { throw std::runtime_error("no room"); }
-    Payload backward_input(const SliceData&, Payload, Stash, WeightStash*, KvCache*, int) override { return {}; }
+    ForwardResult forward(const SliceData&, Payload, Stash*, KvCache*, StashRule) override {
+      throw std::runtime_error("no room");
+    }
+    Stash recompute(const SliceData&, Stash, KvCache*, int, StashRule) override { return {}; }
+    BackwardResult backward_input(const SliceData&, Payload, Stash, WeightStash*, KvCache*, int) override { return {}; }
     void backward_weight(WeightStash) override {}
     [[nodiscard]] std::vector<std::int64_t> input_widths() const override { return {}; }
     [[nodiscard]] std::vector<std::int64_t> output_widths() const override { return {}; }

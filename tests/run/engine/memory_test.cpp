@@ -1,5 +1,8 @@
 #include "plait/run/engine/memory.h"
 
+#include "plait/run/model/kernels/types.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
@@ -7,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -59,6 +63,51 @@ TEST_F(MemoryTest, HandingOverMovesTheChargeAndItsFreeIsTheNewHolders) {
   std::thread([moved = std::move(tensor)]() mutable { moved.reset(); }).join();
   EXPECT_EQ(std::pair(giver.live(), taker.live()), std::pair(Bytes{0}, Bytes{0}));
   EXPECT_EQ(std::pair(giver.peak(), taker.peak()), std::pair(Bytes{64}, Bytes{64}));
+}
+
+TEST_F(MemoryTest, EachHolderOfSharedBytesIsChargedForThemAsLongAsItHoldsThem) {
+  using Live = std::tuple<Bytes, Bytes, Bytes>;
+  MemoryAccount& first = make_memory_account();
+  MemoryAccount& second = make_memory_account();
+  MemoryAccount& third = make_memory_account();
+  const auto live = [&] { return Live(first.live(), second.live(), third.live()); };
+  std::vector<at::Tensor> held;
+  {
+    const AccountScope scope(first);
+    held = {at::full({2, 8}, 3.0, at::kFloat).narrow(1, 4, 4)};
+  }
+  std::vector<at::Tensor> other = share(held, second);
+  EXPECT_EQ(other[0].const_data_ptr(), held[0].const_data_ptr());
+  EXPECT_EQ(other[0].sizes(), held[0].sizes());
+  EXPECT_EQ(other[0].strides(), held[0].strides());
+  EXPECT_EQ(live(), Live(Bytes{64}, Bytes{64}, Bytes{0}));
+  held.clear();
+  EXPECT_EQ(live(), Live(Bytes{0}, Bytes{64}, Bytes{0}));
+  EXPECT_TRUE(other[0].eq(3.0).all().item<bool>());
+  const std::vector<at::Tensor> again = share(other, third);
+  charge_to(other[0], first);
+  EXPECT_EQ(live(), Live(Bytes{64}, Bytes{0}, Bytes{64}));
+  std::thread([moved = std::move(other)]() mutable { moved.clear(); }).join();
+  EXPECT_EQ(live(), Live(Bytes{0}, Bytes{0}, Bytes{64}));
+  EXPECT_TRUE(again[0].eq(3.0).all().item<bool>());
+}
+
+TEST_F(MemoryTest, WhatWasSharedIsNobodysToOverwrite) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  std::vector<at::Tensor> held = {at::full({16}, 3.0)};
+  EXPECT_TRUE(kernels::is_sole_owner(held[0]));
+  const std::vector<at::Tensor> other = share(held, make_memory_account());
+  EXPECT_FALSE(kernels::is_sole_owner(held[0]));
+  EXPECT_FALSE(kernels::is_sole_owner(other[0]));
+}
+
+TEST_F(MemoryTest, SharedViewsOfOneStorageAreChargedOnce) {
+  MemoryAccount& taker = make_memory_account();
+  const at::Tensor whole = at::full({32}, 3.0, at::kFloat);
+  const std::vector<at::Tensor> shared = share({whole.narrow(0, 0, 16), at::Tensor(), whole.narrow(0, 16, 16)}, taker);
+  EXPECT_EQ(taker.live(), Bytes{128});
+  EXPECT_FALSE(shared[1].defined());
+  EXPECT_TRUE(shared[2].is_alias_of(shared[0]));
 }
 
 TEST_F(MemoryTest, BlocksOfEverySizeAreAlignedAndApart) {

@@ -43,6 +43,21 @@ TEST(OwnStorage, CopiesWhatIsStillHeldElsewhere) {
   EXPECT_TRUE(kept.eq(5.0).all().item<bool>());
 }
 
+TEST(ShareStorage, CopiesNothing) {
+  install_accounting_allocator();
+  const at::Tensor kept = at::full({2, 3}, 5.0);
+  MemoryAccount& account = make_memory_account();
+  Message message{.value = kValue, .tensors = {}, .counts = {}};
+  message.tensors.push_back(kept);
+  message.tensors.push_back(at::full({2}, 1.0));
+  const void* own = message.tensors[1].const_data_ptr();
+  share_storage(message, account);
+  EXPECT_EQ(message.tensors[0].const_data_ptr(), kept.const_data_ptr());
+  EXPECT_FALSE(message.tensors[0].is_same(kept));
+  EXPECT_EQ(message.tensors[1].const_data_ptr(), own);
+  EXPECT_EQ(account.live(), Bytes{64});
+}
+
 TEST(Flatten, KeepsThePartsApart) {
   std::vector<std::vector<at::Tensor>> parts = {{at::full({1}, 1.0), at::Tensor()}, {}, {at::full({1}, 2.0)}};
   const auto back = unflatten(flatten(kValue, std::move(parts)));

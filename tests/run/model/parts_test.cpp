@@ -73,7 +73,8 @@ class PartProblem {
     Payload grad;
     for (std::size_t i = 0; i < result.output.size(); ++i) grad.push_back(slope(result.output[i], i));
     WeightStash weight_stash;
-    Payload input_grad = module_.backward_input(data_, std::move(grad), std::move(stash), &weight_stash, nullptr, 0);
+    Payload input_grad =
+        module_.backward_input(data_, std::move(grad), std::move(stash), &weight_stash, nullptr, 0).input_grad;
     for (const auto& [name, parameter] : parameters_.by_name())
       EXPECT_EQ(parameter.grads.front().abs().max().item<double>(), 0) << name << " before backward_weight";
     module_.backward_weight(std::move(weight_stash));

@@ -128,11 +128,14 @@ PipelineResult run_stages(const ModelConfig& config, ParameterSet& parameters, c
   for (std::size_t i = 0; i < stages.size(); ++i) {
     ForwardResult forward = stages[i].forward(data, std::move(payload), &stashes[i], nullptr, KeepLogits::kYes);
     payload = std::move(forward.output);
-    if (forward.loss.defined()) result = {.loss = forward.loss.item<double>(), .logits = forward.logits};
+    if (forward.logits.defined()) result.logits = forward.logits;
   }
   Payload grad;
   for (std::size_t i = stages.size(); i-- > 0;) {
-    grad = stages[i].backward_input(data, std::move(grad), std::move(stashes[i]), &weight_stashes[i], nullptr, 0);
+    BackwardResult backward =
+        stages[i].backward_input(data, std::move(grad), std::move(stashes[i]), &weight_stashes[i], nullptr, 0);
+    grad = std::move(backward.input_grad);
+    if (backward.loss.defined()) result.loss = backward.loss.item<double>();
     if (when == WeightGrads::kAtOnce) stages[i].backward_weight(std::move(weight_stashes[i]));
   }
   if (when == WeightGrads::kAfterAll)
@@ -163,9 +166,7 @@ PipelineResult run_slices(const ModelConfig& config, ParameterSet& parameters, c
       ForwardResult forward =
           stages[i].forward(slices[q], std::move(payload), &stashes[q][i], &caches[i], KeepLogits::kYes);
       payload = std::move(forward.output);
-      if (!forward.loss.defined()) continue;
-      result.loss += forward.loss.item<double>();
-      logits.push_back(forward.logits);
+      if (forward.logits.defined()) logits.push_back(forward.logits);
     }
   }
   result.logits = at::cat(logits, 1);
@@ -173,8 +174,10 @@ PipelineResult run_slices(const ModelConfig& config, ParameterSet& parameters, c
     Payload grad;
     for (std::size_t i = stages.size(); i-- > 0;) {
       WeightStash weight_stash;
-      grad = stages[i].backward_input(slices[q], std::move(grad), std::move(stashes[q][i]), &weight_stash, &caches[i],
-                                      static_cast<int>(q));
+      BackwardResult backward = stages[i].backward_input(slices[q], std::move(grad), std::move(stashes[q][i]),
+                                                         &weight_stash, &caches[i], static_cast<int>(q));
+      grad = std::move(backward.input_grad);
+      if (backward.loss.defined()) result.loss += backward.loss.item<double>();
       stages[i].backward_weight(std::move(weight_stash));
     }
   }

@@ -129,6 +129,9 @@ TEST_F(BadInput, RefusedFlags) {
   expect_refused({"--schedule", "nonesuch"}, 2, {"nonesuch"});
   expect_refused({"--dtype", "fp8"}, 2, {"--dtype"});
   expect_refused({"--clip", "0"}, 2, {"--clip"});
+  expect_refused({"--mlp-chunk", "-1"}, 2, {"--mlp-chunk -1"});
+  expect_refused({"--loss-chunk", "-1"}, 2, {"--loss-chunk -1"});
+  expect_refused({"--recompute", "some"}, 2, {"--recompute"});
   expect_refused({"--val-fraction", "1"}, 2, {"--val-fraction"});
   expect_refused({"--heads", "3"}, 2, {"--heads 3"});
   expect_refused({"--max-positions", "8"}, 2, {"positions"});

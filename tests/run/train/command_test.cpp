@@ -64,6 +64,28 @@ TEST(TrainCommand, LeavesMetricsTraceProgramAndCheckpoint) {
   EXPECT_THAT(result.err, HasSubstr("step     5/5"));
 }
 
+TEST(TrainCommand, RecomputesAndChunksAsAskedWithTheSameLosses) {
+  const TestFolder folder;
+  spill(folder / "text", sample_text(4000));
+  const auto losses = [&](const std::string& name, const std::vector<std::string>& flags) {
+    const CommandResult result = run_command(tiny_run(folder / "text", folder / name) +
+                                             std::vector<std::string>{"--steps", "3", "--dtype", "fp64"} + flags);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return column(metrics_of(folder / name), "loss");
+  };
+  const auto plain = losses("plain", {});
+  for (const std::string recompute : {"full", "no-attention"})
+    EXPECT_THAT(losses(recompute, {"--recompute", recompute, "--mlp-chunk", "5", "--loss-chunk", "7"}),
+                testing::Pointwise(testing::DoubleNear(1e-10), plain));
+  const std::vector<std::string> ops = program_ops(folder / "no-attention");
+  EXPECT_THAT(ops, testing::IsSupersetOf({"0:0R0", "1:1R0"}));
+  const auto trace = nlohmann::json::parse(slurp(folder / "no-attention" / "trace.json"));
+  std::vector<std::string> traced;
+  for (const auto& op : trace.at("ops"))
+    traced.push_back(std::to_string(op.at("rank").get<int>()) + ":" + op.at("op").get<std::string>());
+  EXPECT_EQ(traced, ops);
+}
+
 TEST(TrainCommand, SameSeedSameBitsAnotherSeedOthers) {
   const TestFolder folder;
   spill(folder / "text", sample_text(4000));

@@ -63,8 +63,18 @@ at::Tensor linear_plus(const at::Tensor& residual, const at::Tensor& x, const at
   return y;
 }
 
+void linear_plus_into(at::Tensor& y, const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight,
+                      const at::Tensor& bias, WeightLayout layout) {
+  at::addmm_out(y, residual, x, as_right_factor(weight, layout));
+  if (bias.defined()) y.add_(bias);
+}
+
 at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& weight, WeightLayout layout) {
   return at::mm(dy, layout == WeightLayout::kOutIn ? weight : weight.t());
+}
+
+void linear_input_grad_into(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& weight, WeightLayout layout) {
+  at::mm_out(dx, dy, layout == WeightLayout::kOutIn ? weight : weight.t());
 }
 
 void accumulate_weight_grad(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& dy, WeightLayout layout) {

@@ -22,10 +22,17 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 at::Tensor linear_plus(const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight,
                        const at::Tensor& bias, WeightLayout layout);
 
+/// The same into `y` [R,O], which may be rows of a larger tensor.
+void linear_plus_into(at::Tensor& y, const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight,
+                      const at::Tensor& bias, WeightLayout layout);
+
 /// Gradient of the input of `linear`: dy W, [R,K].
 ///
 /// \param dy  [R,O]
 at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& weight, WeightLayout layout);
+
+/// The same into `dx` [R,K], which may be rows of a larger tensor.
+void linear_input_grad_into(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& weight, WeightLayout layout);
 
 /// grad += gradient of the weight of `linear`, inside the GEMM where the types allow.
 ///

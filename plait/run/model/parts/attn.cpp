@@ -31,26 +31,18 @@ class Attn final : public PartModule {
       : rotary_(stage.rotary),
         num_heads_(stage.config.num_heads),
         num_kv_heads_(stage.config.num_kv_heads),
-        attn_idx_(attn_idx) {}
+        attn_idx_(attn_idx),
+        counts_(stage.counts) {}
 
   ForwardResult forward(const ForwardContext& context, Payload input) override {
+    constexpr std::size_t kWholeStash = 3;
     at::Tensor x = std::move(input[1]);
-    const at::Tensor qkv = rotated(std::move(input[0]), context.data.first_position);
-    const Heads heads = split(qkv);
-    kernels::AttentionResult result;
-    if (context.cache == nullptr) {
-      result = kernels::attention(heads.q, heads.k, heads.v, kernels::Mask::kCausal);
-    } else {
-      kernels::AttentionSum sum;
-      std::vector<at::Tensor>& keys = slots(context.cache->keys, attn_idx_, 0);
-      std::vector<at::Tensor>& values = slots(context.cache->values, attn_idx_, 0);
-      for (std::size_t slice = 0; slice < keys.size(); ++slice)
-        sum.add(kernels::attention(heads.q, keys[slice], values[slice], kernels::Mask::kNone));
-      sum.add(kernels::attention(heads.q, heads.k, heads.v, kernels::Mask::kCausal));
-      result = std::move(sum).finish();
-      keys.push_back(heads.k);
-      values.push_back(heads.v);
-    }
+    const std::vector<at::Tensor>& known = context.known;
+    const at::Tensor qkv =
+        known.size() == kWholeStash ? known[0] : rotated(std::move(input[0]), context.data.first_position);
+    kernels::AttentionResult result =
+        known.empty() ? attend(context, split(qkv))
+                      : kernels::AttentionResult{.out = known[known.size() - 2], .lse = known.back()};
     at::Tensor o = joined(result.out);
     if (context.stash != nullptr) *context.stash = {qkv, std::move(result.out), std::move(result.lse)};
     return {.output = {std::move(o), std::move(x)}, .loss = {}, .logits = {}};
@@ -62,6 +54,7 @@ class Attn final : public PartModule {
     const at::Tensor lse = std::move(context.stash[2]);
     const Heads heads = split(qkv);
     const at::Tensor dout = output_grad[0].view({qkv.size(0), qkv.size(1), num_heads_, -1}).transpose(1, 2);
+    ++counts_->attention_backwards;
     kernels::AttentionGrads grads =
         kernels::attention_grad(dout, heads.q, heads.k, heads.v, out, lse, kernels::Mask::kCausal);
     if (context.cache != nullptr) add_slices(grads, dout, heads.q, out, lse, *context.cache, context.slice_idx);
@@ -77,6 +70,27 @@ class Attn final : public PartModule {
     at::Tensor k;  ///< [B,G,T,H]
     at::Tensor v;
   };
+
+  kernels::AttentionResult attend(const ForwardContext& context, const Heads& heads) {
+    ++counts_->attention_forwards;
+    if (context.cache == nullptr) return kernels::attention(heads.q, heads.k, heads.v, kernels::Mask::kCausal);
+    kernels::AttentionSum sum;
+    std::vector<at::Tensor>& keys = slots(context.cache->keys, attn_idx_, 0);
+    std::vector<at::Tensor>& values = slots(context.cache->values, attn_idx_, 0);
+    const bool again = context.cache_entry == CacheEntry::kThere;
+    const std::size_t earlier = again ? static_cast<std::size_t>(context.slice_idx) : keys.size();
+    for (std::size_t slice = 0; slice < earlier; ++slice) {
+      ++counts_->attention_forwards;
+      sum.add(kernels::attention(heads.q, keys[slice], values[slice], kernels::Mask::kNone));
+    }
+    sum.add(kernels::attention(heads.q, heads.k, heads.v, kernels::Mask::kCausal));
+    if (!again) {
+      const bool copies = context.cache_entry == CacheEntry::kCopied;
+      keys.push_back(copies ? heads.k.contiguous() : heads.k);
+      values.push_back(copies ? heads.v.contiguous() : heads.v);
+    }
+    return std::move(sum).finish();
+  }
 
   /// qkv [B,T,(N+2G)H] as [B,T,N+2G,H].
   [[nodiscard]] at::Tensor as_heads(const at::Tensor& qkv) const {
@@ -115,7 +129,7 @@ class Attn final : public PartModule {
   /// Adds what the earlier slices' keys give to dq, and what later slices gave to this slice's keys; passes on what the
   /// earlier slices' keys get from these queries.
   void add_slices(kernels::AttentionGrads& grads, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& out,
-                  const at::Tensor& lse, KvCache& cache, int slice_idx) const {
+                  const at::Tensor& lse, KvCache& cache, int slice_idx) {
     const auto slice = static_cast<std::size_t>(slice_idx);
     std::vector<at::Tensor>& keys = slots(cache.keys, attn_idx_, 0);
     std::vector<at::Tensor>& values = slots(cache.values, attn_idx_, 0);
@@ -124,6 +138,7 @@ class Attn final : public PartModule {
     PLAIT_CHECK(slice < keys.size(), "backward of slice {}, but the cache holds {}", slice, keys.size());
     if (slice > 0) grads.q = grads.q.to(kernels::statistics_type(grads.q));
     for (std::size_t earlier = 0; earlier < slice; ++earlier) {
+      ++counts_->attention_backwards;
       const kernels::AttentionGrads part =
           kernels::attention_grad(dout, q, keys[earlier], values[earlier], out, lse, kernels::Mask::kNone);
       grads.q.add_(part.q);
@@ -163,6 +178,7 @@ class Attn final : public PartModule {
   std::int64_t num_heads_;
   std::int64_t num_kv_heads_;
   std::size_t attn_idx_;
+  KernelCounts* counts_;
 };
 
 }  // namespace

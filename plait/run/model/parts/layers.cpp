@@ -24,23 +24,39 @@ std::string layer_prefix(const ModelConfig& config, int layer) {
 }
 
 LinearLayer::LinearLayer(const StageShared& stage, const std::string& weight, const std::string& bias)
-    : weight_(&stage.parameters.storage(weight)),
+    : counts_(stage.counts),
+      weight_(&stage.parameters.storage(weight)),
       bias_(bias.empty() ? nullptr : &stage.parameters.storage(bias)),
       layout_(layout_of(stage.config, weight)) {}
 
 at::Tensor LinearLayer::forward(const at::Tensor& x) const {
+  count(x);
   return kernels::linear(x, weight_->compute, bias_ == nullptr ? at::Tensor() : bias_->compute, layout_);
 }
 
 at::Tensor LinearLayer::forward_plus(const at::Tensor& residual, const at::Tensor& x) const {
+  count(x);
   return kernels::linear_plus(residual, x, weight_->compute, bias_ == nullptr ? at::Tensor() : bias_->compute, layout_);
 }
 
+void LinearLayer::forward_plus_into(at::Tensor y, const at::Tensor& residual, const at::Tensor& x) const {
+  count(x);
+  kernels::linear_plus_into(y, residual, x, weight_->compute, bias_ == nullptr ? at::Tensor() : bias_->compute,
+                            layout_);
+}
+
 at::Tensor LinearLayer::input_grad(const at::Tensor& dy) const {
+  count(dy);
   return kernels::linear_input_grad(dy, weight_->compute, layout_);
 }
 
+void LinearLayer::input_grad_into(at::Tensor dx, const at::Tensor& dy) const {
+  count(dy);
+  kernels::linear_input_grad_into(dx, dy, weight_->compute, layout_);
+}
+
 void LinearLayer::accumulate(const at::Tensor& x, const at::Tensor& dy) const {
+  counts_->gemm_flops += 2 * dy.size(0) * dy.size(1) * x.size(1);
   // Embed comes first among the uses of a tied table, so the last accumulator is this one's.
   kernels::accumulate_weight_grad(weight_->grads.back(), x, dy, layout_);
   if (bias_ != nullptr) kernels::accumulate_bias_grad(bias_->grads.front(), dy);
@@ -76,6 +92,12 @@ at::Tensor NormLayer::apply(const at::Tensor& x, const std::vector<at::Tensor>& 
                             const std::vector<at::Tensor>& weights) const {
   if (bias_ == nullptr) return kernels::rms_norm_apply(x, statistics[0], weights[0]);
   return kernels::layer_norm_apply(x, statistics[0], statistics[1], weights[0], weights[1]);
+}
+
+at::Tensor NormLayer::apply(const at::Tensor& x, const std::vector<at::Tensor>& statistics) const {
+  std::vector<at::Tensor> weights;
+  keep_weights(weights);
+  return apply(x, statistics, weights);
 }
 
 at::Tensor NormLayer::input_grad(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>& statistics,

@@ -6,6 +6,7 @@
 
 #include <ATen/core/TensorBody.h>
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -21,10 +22,16 @@ class LinearLayer {
   [[nodiscard]] at::Tensor forward(const at::Tensor& x) const;
   /// residual + forward(x)
   [[nodiscard]] at::Tensor forward_plus(const at::Tensor& residual, const at::Tensor& x) const;
+  /// The same into rows of a larger tensor.
+  void forward_plus_into(at::Tensor y, const at::Tensor& residual, const at::Tensor& x) const;
   [[nodiscard]] at::Tensor input_grad(const at::Tensor& dy) const;
+  void input_grad_into(at::Tensor dx, const at::Tensor& dy) const;
   void accumulate(const at::Tensor& x, const at::Tensor& dy) const;
 
  private:
+  void count(const at::Tensor& rows) const { counts_->gemm_flops += 2 * rows.size(0) * weight_->compute.numel(); }
+
+  KernelCounts* counts_;
   const ParameterStorage* weight_;
   const ParameterStorage* bias_ = nullptr;
   kernels::WeightLayout layout_;
@@ -40,13 +47,15 @@ class NormLayer {
     at::Tensor y;
     std::vector<at::Tensor> statistics;
   };
+  [[nodiscard]] std::size_t num_statistics() const { return bias_ == nullptr ? 1 : 2; }
   [[nodiscard]] Output forward(const at::Tensor& x) const;
   /// What `apply` needs of the weights, kept for when they are here no more.
   void keep_weights(std::vector<at::Tensor>& stash) const;
   [[nodiscard]] std::vector<at::Tensor> take_weights(std::vector<at::Tensor>& stash) const;
-  /// y again from the statistics.
+  /// y again from the statistics, and from kept weights or those that are here.
   [[nodiscard]] at::Tensor apply(const at::Tensor& x, const std::vector<at::Tensor>& statistics,
                                  const std::vector<at::Tensor>& weights) const;
+  [[nodiscard]] at::Tensor apply(const at::Tensor& x, const std::vector<at::Tensor>& statistics) const;
   /// residual + gradient of x; residual may be undefined
   [[nodiscard]] at::Tensor input_grad(const at::Tensor& dy, const at::Tensor& x,
                                       const std::vector<at::Tensor>& statistics, const at::Tensor& residual) const;

@@ -20,8 +20,9 @@ class Qkv final : public PartModule {
   ForwardResult forward(const ForwardContext& context, Payload input) override {
     const at::Tensor normed = std::move(input[0]);
     at::Tensor x = std::move(input[1]);
-    at::Tensor qkv = as_sequences(projection_.forward(as_rows(normed)), normed);
     if (context.stash != nullptr) *context.stash = {normed};
+    if (context.want == Want::kStashOnly) return {};
+    at::Tensor qkv = as_sequences(projection_.forward(as_rows(normed)), normed);
     return {.output = {std::move(qkv), std::move(x)}, .loss = {}, .logits = {}};
   }
 
