@@ -51,6 +51,7 @@ class Korthikanti : public ::testing::TestWithParam<Row> {
       const std::int64_t whole = costs.stash_bytes[s].value();
       const std::int64_t layers = without_ends(s, whole);
       costs.stash_bytes[s] = Bytes{layers};
+      costs.logit_bytes[s] = Bytes{0};
       costs.op(OpKind::kForward, StageId{static_cast<std::int32_t>(s)}, {}).alloc -= whole - layers;
       costs.op(OpKind::kBackward, StageId{static_cast<std::int32_t>(s)}, {}).freed -= whole - layers;
     }
