@@ -74,8 +74,8 @@ class SwapPass {
   std::vector<Row> run() {
     for (std::size_t rank = 0; rank < rows_.size(); ++rank) collect_receives(rank);
     for (std::size_t rank = 0; rank < rows_.size(); ++rank) collect_sends(rank);
-    // Twice: how far ahead of their readers most swaps are posted tells in how many folds micro-batches take turns, and
-    // then only what belongs to one fold is swapped.
+    // Twice: how far ahead of their readers swaps are posted, at least and as a rule, tells in how many folds
+    // micro-batches take turns, and then only what belongs to one fold is swapped.
     for (int pass = 0; pass < 2; ++pass) {
       exchanges_.assign(rows_.size(), {});
       for (std::int32_t a = 0; a < static_cast<std::int32_t>(rows_.size()); ++a)
@@ -83,7 +83,9 @@ class SwapPass {
       if (pass > 0 || leads_.empty()) continue;
       const auto most = std::max_element(leads_.begin(), leads_.end(),
                                          [](const auto& x, const auto& y) { return x.second < y.second; });
-      folds_ = static_cast<int>(most->first) + 1;
+      const auto usual =
+          std::find_if(leads_.begin(), leads_.end(), [&](const auto& lead) { return 2 * lead.second >= most->second; });
+      folds_ = static_cast<int>(usual->first) + 1;
     }
     std::vector<Row> out;
     for (std::size_t rank = 0; rank < rows_.size(); ++rank) out.push_back(rebuild(rank));

@@ -261,10 +261,10 @@ Result<Schedule> build(const ScheduleShape& shape) {
 Expectation expect(const ScheduleShape& shape) {
   const Sizes sizes = sizes_of(shape);
   const std::int64_t per_offset = std::int64_t{sizes.repeats} * sizes.folds * sizes.layers;
-  std::int64_t sends = 4 * (sizes.ranks - 1) * per_offset;
-  if (shape.residual == ResidualPath::kDirect && sizes.ranks > 1) sends += 2 * sizes.ranks * per_offset;
+  std::int64_t sends = std::int64_t{4} * (sizes.ranks - 1) * per_offset;
+  if (shape.residual == ResidualPath::kDirect && sizes.ranks > 1) sends += std::int64_t{2} * sizes.ranks * per_offset;
   if (qkv_of(shape) == QkvPlace::kAttn)
-    sends += 2 * (sizes.ranks - 1) * (shape.weights == WeightTrips::kOnce ? sizes.layers : per_offset);
+    sends += std::int64_t{2} * (sizes.ranks - 1) * (shape.weights == WeightTrips::kOnce ? sizes.layers : per_offset);
   return Expectation{.sends = sends};
 }
 

@@ -25,7 +25,7 @@ class WeightRows {
  public:
   explicit WeightRows(int num_ranks) : rows_(static_cast<std::size_t>(num_ranks)), unwaited_(rows_.size()) {}
 
-  void put(int rank, Instr instr) { row(rank).push_back(std::move(instr)); }
+  void put(int rank, const Instr& instr) { row(rank).push_back(instr); }
   /// Send and receive; the wait of the send follows at wait_sends.
   void move(Value value, int from, int to);
   /// Waits for all sends of the rank so far, in their order.

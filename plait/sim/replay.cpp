@@ -190,11 +190,9 @@ Result<> Replay::drain() {
   std::uint64_t events_at_retry = ~std::uint64_t{0};
   for (;;) {
     std::size_t rank = 0;
-    std::int64_t horizon = std::numeric_limits<std::int64_t>::max();
     if (ordered_ && !heap_.empty()) {
       rank = static_cast<std::size_t>(heap_.top().second);
       heap_.pop();
-      if (!heap_.empty()) horizon = heap_.top().first;
     } else if (ready_head_ < ready_.size()) {
       rank = static_cast<std::size_t>(ready_[ready_head_++]);
       if (ready_head_ == ready_.size()) {
@@ -210,16 +208,16 @@ Result<> Replay::drain() {
       continue;
     }
     lanes_[rank].queued = false;
-    if (advance(rank, horizon) == Progress::kFailed) return *error_;
+    if (advance(rank) == Progress::kFailed) return *error_;
   }
 }
 
-Replay::Progress Replay::advance(std::size_t rank, std::int64_t horizon) {
+Replay::Progress Replay::advance(std::size_t rank) {
   const Row& row = program_.rows[rank];
   Lane& lane = lanes_[rank];
   while (lane.next < row.size()) {
-    // With shared links a rank that runs ahead of another would take the wire before it.
-    if (lane.clock > horizon) {
+    // With shared links a rank that runs ahead of another, one that it has just woken too, would take the wire before it.
+    if (ordered_ && !heap_.empty() && lane.clock > heap_.top().first) {
       push(static_cast<std::int32_t>(rank), lane.clock);
       return Progress::kDone;
     }

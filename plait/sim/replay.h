@@ -154,7 +154,7 @@ class Replay {
 
   // Scheduling.
   Result<> drain();
-  Progress advance(std::size_t rank, std::int64_t horizon);
+  Progress advance(std::size_t rank);
   Progress step(std::size_t rank, const Instr& instr);
   void push(std::int32_t rank, std::int64_t key);
   void wake(std::int32_t& waiter, std::int64_t key);

@@ -58,7 +58,8 @@ SimResult simulate_stash_transfers(int p, int m, Eviction eviction, std::int64_t
   for (Bytes& bytes : costs.stash_bytes) bytes = Bytes{kStashBytes};
   if (transfer > 0) {
     const Link link{.latency_ticks = 0, .bytes_per_second = kStashBytes};
-    costs.cluster = make_cluster(p, p, link, link, transfer);  // a stash takes one second, which is so many ticks
+    costs.cluster = make_cluster(p, p / 2, link, link, transfer);  // a stash takes one second, which is so many ticks
+    costs.cluster->outer_ports = p / 2;                            // partners meet on cards of their own
   }
   auto result = simulate(*program, costs);
   EXPECT_TRUE(result) << result.error().message;
