@@ -1,5 +1,6 @@
 #include "plait/sim/host.h"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -84,7 +85,7 @@ class Reader {
         known = number.is_number();
         if (known) bytes[static_cast<std::size_t>(i)] = number.get<double>();
       }
-      if (!known) complain("\"" + key + "\" has an unknown length \"" + name + "\"");
+      if (!known) complain(fmt::format("\"{}\" has an unknown length \"{}\"", key, name));
     }
     return bytes;
   }

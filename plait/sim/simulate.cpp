@@ -68,7 +68,8 @@ std::vector<double> peak_elements(const Program& program) {
       const Value* value = send != nullptr ? &send->value : recv != nullptr ? &recv->value : nullptr;
       const bool stash =
           value != nullptr && (value->kind() == ValueKind::kStash || value->kind() == ValueKind::kWeightStash);
-      if (stash) held += (send != nullptr ? -1 : 1) * elements(value->stage(), value->microbatch(), value->slice());
+      if (stash)
+        held += std::int64_t{send != nullptr ? -1 : 1} * elements(value->stage(), value->microbatch(), value->slice());
       most = std::max(most, held);
     }
     peaks.push_back(static_cast<double>(most) / layout.num_slices);
