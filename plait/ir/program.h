@@ -71,6 +71,8 @@ struct Layout {
   HeadTying tying = HeadTying::kUntied;
   Recompute recompute = Recompute::kNone;
   Exchanges exchanges = Exchanges::kOneWay;
+  int folds =
+      1;  ///< micro-batches that a rank works on in turn, equal m mod folds being one fold; swaps keep to a fold
   std::vector<Stage> stages;
   std::vector<Edge> edges;
   std::vector<ParamGroup> groups;

@@ -74,19 +74,9 @@ class SwapPass {
   std::vector<Row> run() {
     for (std::size_t rank = 0; rank < rows_.size(); ++rank) collect_receives(rank);
     for (std::size_t rank = 0; rank < rows_.size(); ++rank) collect_sends(rank);
-    // Twice: how far ahead of their readers swaps are posted, at least and as a rule, tells in how many folds
-    // micro-batches take turns, and then only what belongs to one fold is swapped.
-    for (int pass = 0; pass < 2; ++pass) {
-      exchanges_.assign(rows_.size(), {});
-      for (std::int32_t a = 0; a < static_cast<std::int32_t>(rows_.size()); ++a)
-        for (std::int32_t b = a + 1; b < static_cast<std::int32_t>(rows_.size()); ++b) exchange(a, b);
-      if (pass > 0 || leads_.empty()) continue;
-      const auto most = std::max_element(leads_.begin(), leads_.end(),
-                                         [](const auto& x, const auto& y) { return x.second < y.second; });
-      const auto usual =
-          std::find_if(leads_.begin(), leads_.end(), [&](const auto& lead) { return 2 * lead.second >= most->second; });
-      folds_ = static_cast<int>(usual->first) + 1;
-    }
+    exchanges_.assign(rows_.size(), {});
+    for (std::int32_t a = 0; a < static_cast<std::int32_t>(rows_.size()); ++a)
+      for (std::int32_t b = a + 1; b < static_cast<std::int32_t>(rows_.size()); ++b) exchange(a, b);
     std::vector<Row> out;
     for (std::size_t rank = 0; rank < rows_.size(); ++rank) out.push_back(rebuild(rank));
     return out;
@@ -153,45 +143,39 @@ class SwapPass {
   }
 
   /// Micro-batches of one fold are worked on in turn with those of the others.
-  [[nodiscard]] std::optional<int> fold_of(const Bundle& bundle) const {
-    for (const Value& value : bundle.values)
-      if (!value.is_group()) return value.microbatch().value() % folds_;
+  [[nodiscard]] std::optional<int> fold_of(const std::vector<Value>& values) const {
+    for (const Value& value : values)
+      if (!value.is_group()) return value.microbatch().value() % layout_.folds;
     return {};
+  }
+
+  /// Of an op that works on from what was exchanged; a recompute does not.
+  [[nodiscard]] std::optional<int> fold_at(const Instr& instr) const {
+    const Op* op = std::get_if<Op>(&instr);
+    if (op == nullptr || op->kind == OpKind::kRecompute) return {};
+    return op->microbatch.value() % layout_.folds;
   }
 
   [[nodiscard]] bool swappable(const Bundle& x, const Bundle& y) const {
     const auto within = [](const Bounds& bounds, Gap gap) { return bounds.first <= gap && gap <= bounds.last; };
-    return within(x.receive, y.gap) && within(y.receive, x.gap) && fold_of(x) == fold_of(y);
+    return within(x.receive, y.gap) && within(y.receive, x.gap) && fold_of(x.values) == fold_of(y.values);
   }
 
   /// Whether one of the next bundles, one of each fold, can be swapped with `other`.
   [[nodiscard]] bool partner_follows(const std::vector<Bundle>& bundles, std::size_t at, const Bundle& other) const {
-    for (int k = 1; k < 2 * folds_ && at + static_cast<std::size_t>(k) < bundles.size(); ++k)
+    for (int k = 1; k < 2 * layout_.folds && at + static_cast<std::size_t>(k) < bundles.size(); ++k)
       if (swappable(bundles[at + static_cast<std::size_t>(k)], other)) return true;
     return false;
   }
 
   /// Behind the op of its fold before the reader, where its receive is posted.
   [[nodiscard]] Gap posted_at(std::int32_t rank, const Bundle& sent) const {
-    const auto fold = fold_of(sent);
-    if (leads_.empty() || !fold) return 0;
+    const auto fold = fold_of(sent.values);
+    if (!fold) return 0;
     const std::vector<const Instr*>& anchors = anchors_[static_cast<std::size_t>(rank)];
-    for (Gap gap = std::min(sent.receive.last, anchors.size()); gap > 0; --gap) {
-      const Op* op = std::get_if<Op>(anchors[gap - 1]);
-      if (op != nullptr && op->kind != OpKind::kRecompute && op->microbatch.value() % folds_ == *fold) return gap;
-    }
+    for (Gap gap = std::min(sent.receive.last, anchors.size()); gap > 0; --gap)
+      if (fold_at(*anchors[gap - 1]) == fold) return gap;
     return 0;
-  }
-
-  /// Ops from a gap to the reader.
-  [[nodiscard]] std::size_t lead(std::int32_t rank, Gap from, Gap to) const {
-    const std::vector<const Instr*>& anchors = anchors_[static_cast<std::size_t>(rank)];
-    return static_cast<std::size_t>(std::count_if(
-        anchors.begin() + static_cast<std::ptrdiff_t>(from),
-        anchors.begin() + static_cast<std::ptrdiff_t>(std::min(to, anchors.size())), [](const Instr* instr) {
-          const Op* op = std::get_if<Op>(instr);
-          return op != nullptr && op->kind != OpKind::kRecompute;
-        }));
   }
 
   /// Merges the two directions between two ranks in the one order that both follow.
@@ -223,8 +207,6 @@ class SwapPass {
       if (swappable(from_a, from_b)) {
         behind_a = from_a.gap;
         behind_b = from_b.gap;
-        ++leads_[lead(a, from_a.gap, from_b.receive.last)];
-        ++leads_[lead(b, from_b.gap, from_a.receive.last)];
         put(a, behind_a, Exchange{.peer = b, .sends = from_a.values, .receives = from_b.values});
         put(b, behind_b, Exchange{.peer = a, .sends = from_b.values, .receives = from_a.values});
         ++x;
@@ -247,14 +229,19 @@ class SwapPass {
 
   Row rebuild(std::size_t rank) {
     Row out;
-    out.reserve(rows_[rank].size() * 3 / 2);
+    out.reserve(rows_[rank].size() * 2);
+    std::map<int, std::vector<WaitSend>> under_way;  // per fold
     const auto post = [&](Gap gap) {
       const auto found = exchanges_[rank].find(gap);
       if (found == exchanges_[rank].end()) return;
       for (const Exchange& exchange : found->second) {
         const RankId peer{exchange.peer};
         out.push_back(Batch{.count = static_cast<int>(exchange.sends.size() + exchange.receives.size())});
-        for (const Value& value : exchange.sends) out.push_back(Send{.value = value, .peer = peer});
+        const auto fold = fold_of(exchange.sends);
+        for (const Value& value : exchange.sends) {
+          out.push_back(Send{.value = value, .peer = peer});
+          if (fold) under_way[*fold].push_back(WaitSend{.value = value, .peer = peer});
+        }
         for (const Value& value : exchange.receives) out.push_back(Recv{.value = value, .peer = peer});
       }
     };
@@ -262,10 +249,17 @@ class SwapPass {
     for (const Instr& instr : rows_[rank]) {
       if (is_transfer(instr)) continue;
       post(gap++);
+      if (const auto fold = fold_at(instr)) wait_for(under_way[*fold], out);
       out.push_back(instr);
     }
     post(gap);
+    for (auto& [fold, waits] : under_way) wait_for(waits, out);
     return out;
+  }
+
+  static void wait_for(std::vector<WaitSend>& waits, Row& out) {
+    out.insert(out.end(), waits.begin(), waits.end());
+    waits.clear();
   }
 
   static bool is_transfer(const Instr& instr) {
@@ -278,8 +272,6 @@ class SwapPass {
   std::map<std::pair<std::size_t, Value>, std::size_t> pending_;
   std::map<Channel, std::vector<Bundle>> bundles_;
   std::vector<std::vector<const Instr*>> anchors_;  ///< per rank: what is no transfer
-  std::map<std::size_t, int> leads_;                ///< of swaps: ops between posting and reader
-  int folds_ = 1;
   std::vector<std::map<Gap, std::vector<Exchange>>> exchanges_;
 };
 

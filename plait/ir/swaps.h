@@ -19,8 +19,8 @@ namespace plait {
 /// not: a reader of x stands behind y's op anyway. What finds no partner is a batch of its own, whose receives are posted
 /// behind the op of the same fold before their reader, and behind the two ranks' previous exchange.
 ///
-/// Folds: a schedule that works on F micro-batches in turn (m mod F) posts its swaps F - 1 ops ahead of their readers, so
-/// that is what F is taken from. Only transfers of one fold are swapped.
+/// Layout::folds: only transfers of one fold are swapped, and an op waits for what its own fold has under way, sends
+/// included; so with two folds a transfer has an op of the other fold to hide behind.
 ///
 /// \errors kInvalidSchedule "lower.swaps" if pairs stand in the rows: nothing may be received inside one
 Result<std::vector<Row>> add_swaps(const Layout& layout, const std::vector<Row>& rows);

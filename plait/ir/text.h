@@ -13,7 +13,7 @@ namespace plait {
 ///
 ///     plait 1 schedule                 # or: plait 1 program
 ///     name "1f1b"                      # optional, as are: mode train|forward, slices 1, head tied|untied, newline lf|crlf,
-///                                      # recompute none|full|no-attention, exchanges one-way|swaps
+///                                      # recompute none|full|no-attention, exchanges one-way|swaps, folds 1
 ///     ranks 2
 ///     microbatches 2
 ///     layers 2

@@ -221,6 +221,8 @@ class Parser {
       else if (key == "exchanges")
         ok = once(key, seen_.exchanges, start) &&
              choice("one-way", "swaps", Exchanges::kOneWay, Exchanges::kSwaps, layout_.exchanges);
+      else if (key == "folds")
+        ok = once(key, seen_.folds, start) && size_word("folds", kMostMicrobatches, layout_.folds);
       else if (key == "newline")
         ok = once(key, seen_.newline, start) && choice("lf", "crlf", Newline::kLf, Newline::kCrlf, layout_.newline);
       else if (key == "ranks")
@@ -247,9 +249,7 @@ class Parser {
       else
         ok = expected(
             "'rank 0:' or a line of the header (name, mode, ranks, microbatches, slices, layers, head, recompute, "
-            "exchanges, "
-            "newline, "
-            "stage, edge, group, set)",
+            "exchanges, folds, newline, stage, edge, group, set)",
             start);
       if (!ok || !end_line()) return false;
     }
@@ -530,6 +530,7 @@ class Parser {
     bool head = false;
     bool recompute = false;
     bool exchanges = false;
+    bool folds = false;
     bool newline = false;
     bool ranks = false;
     bool microbatches = false;

@@ -189,6 +189,7 @@ class Printer {
     if (layout_.recompute != Recompute::kNone)
       out_ += layout_.recompute == Recompute::kFull ? "recompute full\n" : "recompute no-attention\n";
     if (layout_.exchanges == Exchanges::kSwaps) out_ += "exchanges swaps\n";
+    if (layout_.folds != 1) line("folds ", layout_.folds);
     if (layout_.newline == Newline::kCrlf) out_ += "newline crlf\n";
     for (std::size_t s = 0; s < layout_.stages.size(); ++s) {
       const Stage& stage = layout_.stages[s];

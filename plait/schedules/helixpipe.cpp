@@ -230,6 +230,7 @@ Result<Schedule> build(const ScheduleShape& shape) {
   const Sizes sizes = sizes_of(shape);
   PLAIT_TRY(Layout layout, make_layout(cut_at_attention(shape, sizes)));
   layout.exchanges = Exchanges::kSwaps;
+  layout.folds = sizes.folds;
   if (shape.residual == ResidualPath::kDirect)
     for (int q = 1; q <= sizes.layers; ++q)
       layout.edges.push_back(Edge{.producer = StageId{2 * q - 2}, .consumer = StageId{2 * q}});

@@ -326,12 +326,17 @@ Replay::Progress Replay::wait_send(std::size_t rank, const WaitSend& wait) {
     return fail(rank, "sim.unverified", "value or peer is out of range");
   Message& message = message_of(wait.value, here, wait.peer.value(), Role::kWait);
   if (!message.is_sent) return fail(rank, "sim.unverified", "waits for a send that was not issued");
-  if (!message.is_moving || !message.is_posted) {
-    message.sender_waits = true;  // the receiver wakes this rank
-    return Progress::kBlocked;
-  }
+  const bool buffered =
+      options_.transfers == TransferMode::kFree || options_.transfers == TransferMode::kFixed ||
+      options_.transfers == TransferMode::kBuffered;  // as many buffers as it takes: done when it is sent
   const bool blocked = options_.transfers == TransferMode::kRendezvous || options_.transfers == TransferMode::kBlocking;
-  if (!blocked || message.in_batch) stand_still(rank, std::max(message.posted, message.arrived));
+  if (!buffered) {
+    if (!message.is_moving || !message.is_posted) {
+      message.sender_waits = true;  // the receiver wakes this rank
+      return Progress::kBlocked;
+    }
+    if (!blocked || message.in_batch) stand_still(rank, std::max(message.posted, message.arrived));
+  }
   // A weight that was sent is still here: it ends with its Free.
   if (at_both_ends(wait.value) && wait.value.kind() != ValueKind::kWeight)
     lanes_[rank].bytes -= buffer_bytes(wait.value);

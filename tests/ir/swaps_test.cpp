@@ -48,19 +48,30 @@ constexpr const char* kLoop =
 TEST(AddSwaps, WhatTwoRanksSendEachOtherMovesTogetherWhereTheOrderAllowsIt) {
   // 0F1 is read behind 1F0, and 1F0's result behind 0F1: a swap. What is sent before and behind finds no partner, and is
   // received as far ahead of its reader as what is swapped: right before it.
-  EXPECT_EQ(swapped(schedule_of(kLoop, "rank 0:\n 0F0 0F1 2F0 2F1\nrank 1:\n 1F0 1F1\n")),
-            "0F0 batch(1) send(act,0>1,0)->1 0F1 batch(2) send(act,0>1,1)->1 recv(act,1>2,0)<-1 2F0 batch(1) "
-            "recv(act,1>2,1)<-1 2F1\n"
-            "batch(1) recv(act,0>1,0)<-0 1F0 batch(2) send(act,1>2,0)->0 recv(act,0>1,1)<-0 1F1 batch(1) "
-            "send(act,1>2,1)->0");
+  EXPECT_EQ(
+      swapped(schedule_of(kLoop, "rank 0:\n 0F0 0F1 2F0 2F1\nrank 1:\n 1F0 1F1\n")),
+      "0F0 batch(1) send(act,0>1,0)->1 wait(send,act,0>1,0)->1 0F1 batch(2) send(act,0>1,1)->1 recv(act,1>2,0)<-1 "
+      "wait(send,act,0>1,1)->1 2F0 batch(1) recv(act,1>2,1)<-1 2F1\n"
+      "batch(1) recv(act,0>1,0)<-0 1F0 batch(2) send(act,1>2,0)->0 recv(act,0>1,1)<-0 wait(send,act,1>2,0)->0 1F1 "
+      "batch(1) send(act,1>2,1)->0 wait(send,act,1>2,1)->0");
 }
 
 TEST(AddSwaps, NothingIsSwappedThatTheOtherRankReadsFirst) {
   EXPECT_EQ(swapped(schedule_of(kLoop, "rank 0:\n 0F0 2F0 0F1 2F1\nrank 1:\n 1F0 1F1\n")),
-            "0F0 batch(1) send(act,0>1,0)->1 batch(1) recv(act,1>2,0)<-1 2F0 0F1 batch(1) send(act,0>1,1)->1 batch(1) "
-            "recv(act,1>2,1)<-1 2F1\n"
-            "batch(1) recv(act,0>1,0)<-0 1F0 batch(1) send(act,1>2,0)->0 batch(1) recv(act,0>1,1)<-0 1F1 batch(1) "
-            "send(act,1>2,1)->0");
+            "0F0 batch(1) send(act,0>1,0)->1 batch(1) recv(act,1>2,0)<-1 wait(send,act,0>1,0)->1 2F0 0F1 "
+            "batch(1) send(act,0>1,1)->1 batch(1) recv(act,1>2,1)<-1 wait(send,act,0>1,1)->1 2F1\n"
+            "batch(1) recv(act,0>1,0)<-0 1F0 batch(1) send(act,1>2,0)->0 batch(1) recv(act,0>1,1)<-0 "
+            "wait(send,act,1>2,0)->0 1F1 batch(1) send(act,1>2,1)->0 wait(send,act,1>2,1)->0");
+}
+
+TEST(AddSwaps, AnOpWaitsForWhatItsOwnFoldHasUnderWay) {
+  // Two folds: micro-batches 0 and 1 take turns, so each transfer has an op of the other to hide behind, its send too.
+  const std::string header = std::string("folds 2\n") + kLoop;
+  EXPECT_EQ(swapped(schedule_of(header, "rank 0:\n 0F0 0F1 2F0 2F1\nrank 1:\n 1F0 1F1\n")),
+            "0F0 batch(1) send(act,0>1,0)->1 0F1 batch(1) send(act,0>1,1)->1 batch(1) recv(act,1>2,0)<-1 batch(1) "
+            "recv(act,1>2,1)<-1 wait(send,act,0>1,0)->1 2F0 wait(send,act,0>1,1)->1 2F1\n"
+            "batch(1) recv(act,0>1,0)<-0 batch(1) recv(act,0>1,1)<-0 1F0 batch(1) send(act,1>2,0)->0 1F1 "
+            "batch(1) send(act,1>2,1)->0 wait(send,act,1>2,0)->0 wait(send,act,1>2,1)->0");
 }
 
 TEST(AddSwaps, PairsAreRefused) {

@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(
         Malformed{
             "key", damaged("mode train", "colour red"), "text.syntax",
             "f:3:1: expected 'rank 0:' or a line of the header (name, mode, ranks, microbatches, slices, layers, head, "
-            "recompute, exchanges, newline, stage, edge, group, set), found 'colour'"},
+            "recompute, exchanges, folds, newline, stage, edge, group, set), found 'colour'"},
         Malformed{"twice", damaged("mode train", "ranks 2\nranks 2"), "text.header",
                   "f:4:1: 'ranks' stands twice; remove one"},
         Malformed{"missing", damaged("microbatches 2\n", ""), "text.header",

@@ -253,13 +253,15 @@ TEST(HelixPipe, ExchangesAreTwoWaySwapsThatNeverDeadlock) {
           for (const TransferRule rule : {TransferRule::kBuffered, TransferRule::kBounded, TransferRule::kRendezvous})
             EXPECT_THAT(verify(program, {.transfers = rule}), testing::IsEmpty()) << static_cast<int>(rule);
           expect_one_peer_per_gap(program, folds);
-          // The first module of the first repeat and the last one of the last repeat have nothing to be swapped for.
-          int swaps = 0, one_way = 0;
+          // Module l of offset d is swapped for attention l of offset d + 1, the last module of a repeat counting with the
+          // first of the next; what is left of the first module of the first repeat and the last of the last goes one way.
+          // The same backwards, and each exchange stands on two ranks.
+          std::map<int, int> batches;  // by count
           for (const Row& row : program.rows)
-            for (std::size_t at = 0; at < row.size(); ++at)
-              if (const Batch* batch = std::get_if<Batch>(&row[at])) (batch->count == 2 ? swaps : one_way) += 1;
-          EXPECT_GT(swaps, 0);
-          EXPECT_GT(one_way, 0);
+            for (const Instr& instr : row)
+              if (const Batch* batch = std::get_if<Batch>(&instr)) ++batches[batch->count];
+          const int per_layer = 2 * 2 * folds * (p - 1);
+          EXPECT_EQ(batches, (std::map<int, int>{{1, 2 * per_layer}, {2, per_layer * (repeats * depth * p - 1)}}));
           if (HasFailure()) return;
         }
 }

@@ -122,7 +122,8 @@ TEST(HelixPipe, ExposedTransfersWhereSwapsBlockUntilMatched) {
                              latency, {.transfers = TransferMode::kRendezvous})
         .makespan();
   };
-  for (const Row& row : {Row{"0.25", 16.5, 1.5}, Row{"0.5", 33, 3}}) {
+  for (const Row& row :
+       {Row{"0.25", 16.5, 1.5}, Row{"0.5", 33, 3}, Row{"1", 67, 6}, Row{"2", 137, 20}, Row{"4", 277, 66}}) {
     EXPECT_EQ(makespan(1, 2, row.latency), 249 + row.naive) << row.latency;
     EXPECT_EQ(makespan(2, 1, row.latency), 252 + row.two_folds) << row.latency;
   }
