@@ -44,6 +44,12 @@ void DataFlags::add_to(FlagSet& flags) {
   flags.add("Data", "--tokens", tokens, "FILE",
             "JSON {\"tokens\": [[...]], \"mask\": [[...]]}: rows taken as they are");
   flags.add("Data", "--seq", seq, "TOKENS", "predictions per row of text or --bin");
+  flags.add("Data", "--document-end", document_end, "ID",
+            "token that ends a document: attention stays within documents, positions start anew; negative: none");
+}
+
+std::optional<std::int64_t> document_end(const DataFlags& data) {
+  return data.document_end >= 0 ? std::optional(data.document_end) : std::nullopt;
 }
 
 void use_tokenizer_of(const ModelSource& source, DataFlags& data) {

@@ -20,6 +20,7 @@ struct DataFlags {
   std::string bin_dtype = "auto";
   std::string tokens;
   std::int64_t seq = 128;
+  std::int64_t document_end = -1;
   void add_to(FlagSet& flags);
 };
 
@@ -33,6 +34,9 @@ struct LoadedData {
 /// \param vocab_size  of the model, if it is known already; decides the width of .bin ids
 /// \errors kInvalidArgument "data.flags" for flags that exclude each other; kIo "data.*"
 Result<LoadedData> load_data(const DataFlags& data, const FlagSet& flags, std::optional<std::int64_t> vocab_size);
+
+/// The token that ends a document, if there is one.
+std::optional<std::int64_t> document_end(const DataFlags& data);
 
 /// Where no SentencePiece model is given and the source brings one along (tokenizer.model), takes that.
 void use_tokenizer_of(const ModelSource& source, DataFlags& data);

@@ -56,7 +56,8 @@ Result<int> run(EvalFlags& f, const FlagSet& flags) {
                       source.config.max_positions);
   const Split split = split_rows(data.rows.num_rows, f.last_fraction);
   const std::int64_t begin = f.last_fraction < 1 && split.num_validation > 0 ? split.num_train : 0;
-  PLAIT_TRY(const ForwardEngine forward, make_forward_engine(source.config, source.parameters, compute_type(f.dtype)));
+  PLAIT_TRY(const ForwardEngine forward,
+            make_forward_engine(source.config, source.parameters, compute_type(f.dtype), document_end(f.data)));
   PLAIT_TRY(const Evaluation result,
             evaluate(*forward.engine, forward.program, data.rows, begin, data.rows.num_rows, f.microbatch_size));
   const double seconds = static_cast<double>(result.duration.value()) * 1e-9;

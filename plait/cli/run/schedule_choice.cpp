@@ -5,6 +5,7 @@
 #include "plait/schedules/schedule_info.h"
 #include "plait/sim/slice_lengths.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace plait::cli {
@@ -13,6 +14,9 @@ namespace {
 constexpr int kDefaultRanks = 2;
 constexpr int kDefaultMicrobatches = 4;
 constexpr int kDefaultLayers = 4;
+constexpr int kMostTries = 16;  ///< times the ranks: how far to look for sizes that fit
+constexpr const char* kNothing = "none";
+constexpr const char* kDefaultOther = "1f1b";
 
 /// Unit and default of a flag that schedule_flags knows without them.
 void complete(FlagSet& flags, const char* flag, const char* unit, int value) {
@@ -29,6 +33,9 @@ nlohmann::ordered_json value_or_null(const std::optional<T>& value) {
 void ScheduleChoice::add_to(FlagSet& flags) {
   flags.add("Schedule", "--schedule", name, "NAME|FILE",
             "a registered schedule, or a file in the text format or PyTorch's CSV");
+  flags.add("Schedule", "--compare", compare, "NAME|none",
+            "run a few steps of this one too at the end, and say what differs; default: 1f1b where no --schedule is "
+            "given, else none");
   add_schedule_flags(flags.app(), shape);
   complete(flags, "--ranks", "RANKS", kDefaultRanks);
   complete(flags, "--microbatches", "COUNT", kDefaultMicrobatches);
@@ -45,6 +52,8 @@ void ScheduleChoice::add_to(FlagSet& flags) {
   print("rounds", shape.rounds);
   print("folds", shape.folds);
   print("groups", shape.groups);
+  print("prefetch", shape.prefetch);
+  print("reshard", shape.reshard);
   print("order", shape.order);
   print("recompute", shape.recompute);
   print("qkv", shape.qkv);
@@ -56,11 +65,58 @@ void ScheduleChoice::add_to(FlagSet& flags) {
   print("memory-limit", shape.memory_limit);
 }
 
-void ScheduleChoice::fill_defaults() {
-  if (!shape.layers) shape.layers = kDefaultLayers;
-  if (!find_schedule(name)) return;  // A file has sizes of its own.
+bool ScheduleChoice::fill_sizes() {
+  const auto info = find_schedule(name);
+  if (!info) {  // a file has sizes of its own
+    shape.layers = shape.layers.value_or(kDefaultLayers);
+    return true;
+  }
   if (!shape.ranks) shape.ranks = kDefaultRanks;
-  if (!shape.microbatches && !shape.repeats && !shape.rounds) shape.microbatches = kDefaultMicrobatches;
+  const bool count_given = shape.microbatches || shape.repeats || shape.rounds;
+  const int most = kMostTries * std::max(*shape.ranks, 1);
+  const int most_layers = shape.layers.value_or(most);
+  const int most_microbatches = count_given ? kDefaultMicrobatches : most;
+  for (int layers = shape.layers.value_or(kDefaultLayers); layers <= most_layers; ++layers) {
+    for (int microbatches = kDefaultMicrobatches; microbatches <= most_microbatches; ++microbatches) {
+      ScheduleFlags tried = shape;
+      tried.layers = layers;
+      if (!count_given) tried.microbatches = microbatches;
+      const auto request = resolve_flags(tried);
+      if (!request || !(*info)->supports(request->shape)) continue;
+      shape = tried;
+      return true;
+    }
+  }
+  if (!shape.layers) shape.layers = kDefaultLayers;
+  if (!count_given) shape.microbatches = kDefaultMicrobatches;
+  return false;
+}
+
+void ScheduleChoice::fill_defaults(const FlagSet& flags) {
+  const bool is_free = !flags.given("--schedule") && name == kDefaultSchedule;
+  if (compare.empty()) compare = is_free ? kDefaultOther : kNothing;
+  const ScheduleFlags given = shape;
+  if (fill_sizes() || !is_free) return;  // what does not fit is refused by the schedule, which says why
+  if (!given.folds) {
+    shape = given;
+    shape.folds = 1;
+    if (fill_sizes()) return;
+  }
+  shape = given;
+  name = kDefaultOther;
+  fill_sizes();
+}
+
+Result<std::optional<VerifiedProgram>> choose_other(const ScheduleChoice& choice, const VerifiedProgram& own,
+                                                    const ModelConfig& model) {
+  const Layout& layout = own.program().layout;
+  if (choice.compare == kNothing || choice.compare == layout.name) return std::optional<VerifiedProgram>();
+  ScheduleChoice other{.name = choice.compare, .shape = {}, .compare = {}};
+  other.shape.ranks = layout.num_ranks;
+  other.shape.microbatches = layout.num_microbatches;
+  other.shape.recompute = choice.shape.recompute;
+  PLAIT_TRY(ChosenSchedule chosen, choose_schedule(other, model));
+  return std::optional(std::move(chosen.program));
 }
 
 Result<ChosenSchedule> choose_schedule(const ScheduleChoice& choice, const ModelConfig& model) {

@@ -13,13 +13,21 @@
 
 namespace plait::cli {
 
+inline constexpr const char* kDefaultSchedule = "helixpipe";
+
 /// --schedule and the flags of its shape, with the defaults of a run.
 struct ScheduleChoice {
-  std::string name = "1f1b";
+  std::string name = kDefaultSchedule;
   ScheduleFlags shape;
+  std::string compare;  ///< a registered schedule, "none", or empty: 1f1b where no --schedule was given, else none
   void add_to(FlagSet& flags);
-  /// Sizes that were not given and that the schedule does not bring along; call after the parse.
-  void fill_defaults();
+  /// Sizes that were not given and that the schedule does not bring along: the smallest it takes from those of the default
+  /// run on. Without --schedule: HelixPipe, with one fold where two do not fit the given sizes, and else 1F1B. Call after
+  /// the parse.
+  void fill_defaults(const FlagSet& flags);
+
+ private:
+  bool fill_sizes();  ///< whether the schedule takes what results
 };
 
 struct ChosenSchedule {
@@ -27,6 +35,12 @@ struct ChosenSchedule {
   /// The forwards alone, for evaluation on the same ranks; none where they need routes that the schedule wrote for training.
   std::optional<VerifiedProgram> forward;
 };
+
+/// The schedule of --compare over the same ranks, micro-batches and model, with the same recompute; none where there is
+/// nothing to compare with.
+/// \errors those of choose_schedule
+Result<std::optional<VerifiedProgram>> choose_other(const ScheduleChoice& choice, const VerifiedProgram& own,
+                                                    const ModelConfig& model);
 
 /// Builds or reads, binds to the model, lowers and proves.
 /// \errors those of load_schedule; kInvalidSchedule if the program does not pass the verifier

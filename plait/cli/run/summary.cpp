@@ -24,6 +24,7 @@ namespace {
 constexpr std::string_view kPrompt = "In the beginning";
 constexpr double kTemperature = 0.7;  // lively, but rarely off the rails
 constexpr int kPictureColumns = 96;
+constexpr double kSecondsPerNano = 1e-9;
 
 /// What the model of a checkpoint makes of a short prompt.
 Result<std::string> sample(const std::filesystem::path& checkpoint, const Tokenizer& tokenizer,
@@ -39,6 +40,60 @@ Result<std::string> sample(const std::filesystem::path& checkpoint, const Tokeni
       .max_new_tokens = std::min(print.sample_tokens, room), .temperature = kTemperature, .seed = print.seed};
   PLAIT_TRY(const std::vector<TokenId> made, generate(source.config, parameters, prompt, options));
   return std::string(kPrompt) + tokenizer.decode(made);
+}
+
+/// What one program cost a step.
+struct StepFigures {
+  std::string schedule;
+  Nanos duration;
+  double bubble_ratio = 0;
+  Bytes moved;
+  std::vector<Bytes> peak_bytes;  ///< per rank
+};
+
+StepFigures figures_of(const Program& program, const StepResult& step) {
+  const TraceFigures figures = trace_figures(program, step);
+  return StepFigures{.schedule = program.layout.name,
+                     .duration = step.duration,
+                     .bubble_ratio = figures.bubble_ratio,
+                     .moved = figures.moved,
+                     .peak_bytes = step.peak_bytes};
+}
+
+/// The run's schedule and the one that it is compared with.
+std::vector<StepFigures> compared(const TrainJob& job, const Comparison& comparison) {
+  return {figures_of(job.program.program(), comparison.own),
+          figures_of(comparison.other_program.program(), comparison.other)};
+}
+
+std::string print_peaks(const std::vector<Bytes>& peak_bytes) {
+  std::vector<std::string> peaks;
+  for (const Bytes bytes : peak_bytes) peaks.push_back(print_bytes(bytes));
+  return fmt::format("{}", fmt::join(peaks, ", "));
+}
+
+std::string comparison_table(const std::vector<StepFigures>& rows) {
+  std::string out = fmt::format("\nmedian of {} steps each, in turn, same weights and rows:\n", kComparedSteps);
+  out += fmt::format("  {:<16} {:>10} {:>8} {:>12}  {}\n", "schedule", "step", "bubble", "sent",
+                     "peak memory of each rank");
+  for (const StepFigures& row : rows)
+    out += fmt::format("  {:<16} {:>10} {:>6.1f} % {:>12}  {}\n", row.schedule, print_duration(row.duration),
+                       100 * row.bubble_ratio, print_bytes(row.moved), print_peaks(row.peak_bytes));
+  return out;
+}
+
+nlohmann::ordered_json to_json(const std::vector<StepFigures>& rows) {
+  auto list = nlohmann::ordered_json::array();
+  for (const StepFigures& row : rows) {
+    nlohmann::ordered_json entry{{"schedule", row.schedule},
+                                 {"step_s", static_cast<double>(row.duration.value()) * kSecondsPerNano},
+                                 {"bubble_ratio", row.bubble_ratio},
+                                 {"bytes_moved", row.moved.value()},
+                                 {"peak_bytes", nlohmann::ordered_json::array()}};
+    for (const Bytes bytes : row.peak_bytes) entry["peak_bytes"].push_back(bytes.value());
+    list.push_back(std::move(entry));
+  }
+  return list;
 }
 
 nlohmann::ordered_json to_json(const TrainJob& job, const TrainOptions& options, const TrainSummary& summary,
@@ -59,6 +114,7 @@ nlohmann::ordered_json to_json(const TrainJob& job, const TrainOptions& options,
     document["peak_bytes"] = nlohmann::ordered_json::array();
     for (const Bytes bytes : summary.last_step->peak_bytes) document["peak_bytes"].push_back(bytes.value());
   }
+  if (summary.comparison) document["comparison"] = to_json(compared(job, *summary.comparison));
   if (text) document["sample"] = *text;
   document["out"] = options.out.string();
   document["checkpoint"] = summary.checkpoint.string();
@@ -83,15 +139,15 @@ void print_table(const TrainJob& job, const TrainOptions& options, const TrainSu
     line("speed", fmt::format("{:.0f} tokens/s", summary.tokens_per_s));
     line("bubble", fmt::format("{:.1f} % of the last step: (makespan - mean busy time of the ranks) / makespan",
                                100 * figures.bubble_ratio));
-    std::vector<std::string> peaks;
-    for (const Bytes bytes : summary.last_step->peak_bytes) peaks.push_back(print_bytes(bytes));
-    line("peak memory", fmt::format("{} on rank 0..{}", fmt::join(peaks, ", "), peaks.size() - 1));
+    line("peak memory", fmt::format("{} on rank 0..{}", print_peaks(summary.last_step->peak_bytes),
+                                    summary.last_step->peak_bytes.size() - 1));
     line("sent per step", print_bytes(figures.moved));
     const auto timeline = read_trace(trace_json(program, *summary.last_step, summary.steps_done), program.layout.name);
     line("schedule", fmt::format("{}, the last step as it ran, {} to scale", program.layout.name,
                                  print_duration(figures.makespan)));
     if (timeline) out += draw_grid(*timeline, {.most_columns = kPictureColumns});
   }
+  if (summary.comparison) out += comparison_table(compared(job, *summary.comparison)) + '\n';
   if (text) line("sample", *text);
   line("run folder", options.out.string());
   line("checkpoint", summary.checkpoint.string());

@@ -18,7 +18,8 @@ struct SummaryOptions {
   std::string format = "table";
 };
 
-/// The report at the end of a run, on stdout: losses, speed, bubble, memory, the picture of the step, a sample written by
+/// The report at the end of a run, on stdout: losses, speed, bubble, memory, the picture of the step, what another
+/// schedule costs on the same rows, a sample written by
 /// the model in the last checkpoint, and where that is.
 Result<> print_summary(const TrainJob& job, const TrainOptions& options, const TrainSummary& summary,
                        const SummaryOptions& print, const Tokenizer* tokenizer);

@@ -53,12 +53,15 @@ Result<int> run(TrainFlags& f, const FlagSet& flags) {
     return make_error(ErrorCode::kInvalidArgument, "train.flags",
                       "--resume needs --out, the folder of the run to go on with");
   PLAIT_TRY(std::optional<ModelSource> source, read_source(f, flags));
+  if (source) f.schedule.shape.layers = source->config.num_layers;
+  f.schedule.fill_defaults(flags);
   const std::int64_t known_vocab = source ? source->config.vocab_size : f.model.vocab;
   PLAIT_TRY(LoadedData data, load_data(f.data, flags, known_vocab > 0 ? std::optional(known_vocab) : std::nullopt));
   PLAIT_TRY(TrainOptions options, train_options(f, data));
   options.out = f.out.empty() ? next_run_folder() : f.out;
   PLAIT_TRY(ModelConfig model, source ? Result<ModelConfig>(source->config) : new_model(f, data));
   PLAIT_TRY(ChosenSchedule chosen, choose_schedule(f.schedule, model));
+  PLAIT_TRY(std::optional<VerifiedProgram> other, choose_other(f.schedule, chosen.program, model));
   PLAIT_TRY(options.engine.slice_lengths,
             slice_lengths(f.schedule, chosen.program.program().layout, model, data.rows.row_size - 1));
   const double fraction = f.val_fraction >= 0 ? f.val_fraction : f.data.tokens.empty() ? kValidationFraction : 0.0;
@@ -70,6 +73,7 @@ Result<int> run(TrainFlags& f, const FlagSet& flags) {
   const TrainJob job{.model = model,
                      .program = std::move(chosen.program),
                      .forward = std::move(chosen.forward),
+                     .other = std::move(other),
                      .rows = std::move(data.rows),
                      .split = split,
                      .initial = source ? std::move(source->parameters) : std::map<std::string, ParameterState>()};
@@ -95,8 +99,8 @@ Result<int> train_command(int argc, const char* const* argv) {
   f.add_to(flags);
   PLAIT_TRY(const FlagSet::Outcome outcome, flags.parse(argc, argv));
   if (outcome == FlagSet::Outcome::kHelpPrinted) return 0;
-  f.schedule.fill_defaults();
   if (outcome == FlagSet::Outcome::kConfigRequested) {
+    f.schedule.fill_defaults(flags);
     std::fputs(flags.config_json().c_str(), stdout);
     return 0;
   }

@@ -167,6 +167,7 @@ Result<TrainOptions> train_options(const TrainFlags& f, const LoadedData& data) 
                                .decay = f.decay_all ? DecayRule::kAll : DecayRule::kMatricesOnly,
                                .clip = clip},
                  .timeout_seconds = f.timeout,
+                 .document_end = document_end(f.data),
                  .wrap_transport = std::move(links),
                  .stage = {.mlp_chunk = chunk_of(f.mlp_chunk), .loss_chunk = chunk_of(f.loss_chunk)}},
       .tokenizer = data.tokenizer_name};

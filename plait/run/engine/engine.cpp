@@ -167,7 +167,7 @@ class ThreadEngine final : public Engine {
     if (main_->program.layout.mode != Mode::kTrain)
       return make_error(ErrorCode::kInvalidArgument, "engine.forward_only",
                         "the program has forwards only; it cannot train");
-    PLAIT_TRY(StepData data, cut_microbatches(microbatches, main_->program.layout, config_, options_.slice_lengths));
+    PLAIT_TRY(StepData data, cut_microbatches(microbatches, main_->program.layout, config_, options_));
     const Clock::time_point start = Clock::now();
     PLAIT_TRY_VOID(run(*main_, std::move(data.slices), learning_rate, start));
     StepResult result{.valid_tokens = data.valid_tokens,
@@ -189,8 +189,7 @@ class ThreadEngine final : public Engine {
   Result<EvalResult> eval_step(const VerifiedProgram& forward, const std::vector<Microbatch>& microbatches) override {
     PLAIT_TRY_VOID(set_forward(forward.program()));
     ProgramRun& program_run = main_->program == forward.program() ? *main_ : *forward_;
-    PLAIT_TRY(StepData data,
-              cut_microbatches(microbatches, program_run.program.layout, config_, options_.slice_lengths));
+    PLAIT_TRY(StepData data, cut_microbatches(microbatches, program_run.program.layout, config_, options_));
     const Clock::time_point start = Clock::now();
     PLAIT_TRY_VOID(run(program_run, std::move(data.slices), 0, start));
     return EvalResult{.loss_sum = loss_sum(program_run),

@@ -41,6 +41,9 @@ struct EngineOptions {
   double timeout_seconds = 60;  ///< a peer silent for longer ends the step
   /// Tokens of each slice, where the program cuts sequences; empty = equal, and one more for the first ones.
   std::vector<std::int64_t> slice_lengths;
+  /// The token that ends a document: attention does not look beyond it, positions start anew behind it, and what stands
+  /// there is no target. None: a row is one document. Not for programs that cut sequences.
+  std::optional<std::int64_t> document_end;
   TransportWrapper
       wrap_transport;     ///< puts an emulated link or a test's fault in front of the transport; none = as it is
   StageOptions stage;     ///< chunks of the model's own kernels

@@ -72,25 +72,62 @@ Result<std::vector<std::int64_t>> lengths_of(std::int64_t tokens, std::size_t m,
   return asked;
 }
 
+/// Where the documents of a micro-batch lie, for rows that hold more than one.
+std::vector<Document> documents_of(const at::Tensor& tokens, std::int64_t end) {
+  const at::Tensor on_host = tokens.cpu().contiguous();
+  const auto* ids = on_host.const_data_ptr<std::int64_t>();
+  const std::int64_t length = tokens.size(1);
+  std::vector<Document> documents;
+  for (std::int64_t row = 0; row < tokens.size(0); ++row) {
+    std::int64_t begin = 0;
+    for (std::int64_t t = 0; t < length; ++t) {
+      if (ids[row * length + t] != end && t + 1 < length) continue;
+      documents.push_back(Document{.row = row, .begin = begin, .length = t + 1 - begin});
+      begin = t + 1;
+    }
+  }
+  if (static_cast<std::int64_t>(documents.size()) == tokens.size(0)) documents.clear();
+  return documents;
+}
+
+/// The first token of a document is no target of the one before it.
+Microbatch within_documents(const Microbatch& microbatch, std::int64_t end) {
+  return Microbatch{.tokens = microbatch.tokens,
+                    .targets = microbatch.targets.masked_fill(microbatch.tokens.eq(end), kIgnoredTarget)};
+}
+
 }  // namespace
 
 Result<StepData> cut_microbatches(const std::vector<Microbatch>& microbatches, const Layout& layout,
-                                  const ModelConfig& config, const std::vector<std::int64_t>& slice_lengths) {
+                                  const ModelConfig& config, const EngineOptions& options) {
+  if (options.document_end && layout.num_slices > 1)
+    return bad_data(
+        "packed documents in {} slices; use a schedule that does not cut sequences, or rows of one document",
+        layout.num_slices);
   if (static_cast<int>(microbatches.size()) != layout.num_microbatches)
     return bad_data("{} micro-batches; the program takes {}", microbatches.size(), layout.num_microbatches);
   StepData data;
   data.slices.reserve(microbatches.size() * static_cast<std::size_t>(layout.num_slices));
   for (std::size_t m = 0; m < microbatches.size(); ++m) {
-    PLAIT_TRY(const std::int64_t valid, check_microbatch(microbatches[m], m, config));
+    PLAIT_TRY(std::int64_t valid, check_microbatch(microbatches[m], m, config));
+    Microbatch microbatch = microbatches[m];
+    std::vector<Document> documents;
+    if (options.document_end) {
+      microbatch = within_documents(microbatch, *options.document_end);
+      documents = documents_of(microbatch.tokens, *options.document_end);
+      PLAIT_TRY(valid, count_valid(microbatch.targets, "targets", m, config.vocab_size, Masking::kYes));
+    }
     data.valid_tokens += valid;
-    PLAIT_TRY(const auto lengths, lengths_of(microbatches[m].tokens.size(1), m, layout.num_slices, slice_lengths));
+    PLAIT_TRY(const auto lengths, lengths_of(microbatch.tokens.size(1), m, layout.num_slices, options.slice_lengths));
     std::int64_t begin = 0;
     for (const std::int64_t length : lengths) {
       const auto part = [&](const at::Tensor& whole) {
         return lengths.size() == 1 ? whole.contiguous() : whole.narrow(1, begin, length).contiguous();
       };
-      data.slices.push_back(SliceData{
-          .tokens = part(microbatches[m].tokens), .targets = part(microbatches[m].targets), .first_position = begin});
+      data.slices.push_back(SliceData{.tokens = part(microbatch.tokens),
+                                      .targets = part(microbatch.targets),
+                                      .first_position = begin,
+                                      .documents = documents});
       begin += length;
     }
   }

@@ -18,8 +18,8 @@ struct StepData {
 /// Checks micro-batches and cuts them into the program's slices.
 ///
 /// \errors kInvalidArgument "engine.data": wrong number or shape, ids outside the vocabulary, sequences that are too long
-///         for learned positions or shorter than the number of slices; no valid token at all
+///         for learned positions or shorter than the number of slices; documents in slices; no valid token at all
 Result<StepData> cut_microbatches(const std::vector<Microbatch>& microbatches, const Layout& layout,
-                                  const ModelConfig& config, const std::vector<std::int64_t>& slice_lengths);
+                                  const ModelConfig& config, const EngineOptions& options);
 
 }  // namespace plait

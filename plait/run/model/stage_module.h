@@ -21,11 +21,21 @@ namespace plait {
 /// A gradient payload has the tensors of the activation it belongs to.
 using Payload = std::vector<at::Tensor>;
 
+/// One of several documents packed in a row.
+struct Document {
+  std::int64_t row = 0;
+  std::int64_t begin = 0;  ///< token in the row
+  std::int64_t length = 0;
+  friend bool operator==(const Document&, const Document&) = default;
+};
+
 /// The data of one (micro-batch, slice).
 struct SliceData {
   at::Tensor tokens;                ///< [B, T] int64, input ids of the slice
   at::Tensor targets;               ///< [B, T] int64, next tokens; kIgnoredTarget where masked
   std::int64_t first_position = 0;  ///< position of tokens[:, 0] in its sequence
+  /// Which cover all rows, in order: attention stays within them and positions start anew. Empty = a row is a document.
+  std::vector<Document> documents;
   double loss_scale =
       1.0;  ///< gradient of the step's loss with respect to this slice's summed loss: 1 / valid tokens of the step
 };

@@ -56,11 +56,12 @@ Result<VerifiedProgram> one_rank_forward(int num_layers, HeadTying tying, int nu
 }
 
 Result<ForwardEngine> make_forward_engine(const ModelConfig& config,
-                                          const std::map<std::string, ParameterState>& parameters, ComputeType type) {
+                                          const std::map<std::string, ParameterState>& parameters, ComputeType type,
+                                          std::optional<std::int64_t> document_end) {
   PLAIT_TRY(VerifiedProgram program,
             one_rank_forward(config.num_layers, config.tied_head ? HeadTying::kTied : HeadTying::kUntied, 1));
   // No optimizer runs, and plain SGD keeps no moments.
-  const EngineOptions options{.type = type, .optimizer = {.kind = OptimizerKind::kSgd}};
+  const EngineOptions options{.type = type, .optimizer = {.kind = OptimizerKind::kSgd}, .document_end = document_end};
   PLAIT_TRY(std::unique_ptr<Engine> engine, Engine::create(program, config, options));
   std::map<std::string, ParameterState> weights;
   for (const auto& [name, state] : parameters) weights[name].master = state.master;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,7 @@ struct ForwardEngine {
   std::unique_ptr<Engine> engine;
 };
 Result<ForwardEngine> make_forward_engine(const ModelConfig& config,
-                                          const std::map<std::string, ParameterState>& parameters, ComputeType type);
+                                          const std::map<std::string, ParameterState>& parameters, ComputeType type,
+                                          std::optional<std::int64_t> document_end = {});
 
 }  // namespace plait

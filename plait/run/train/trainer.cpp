@@ -270,7 +270,8 @@ Result<double> Run::validate() {
               evaluate(*engine_, *job_.forward, job_.rows, begin, end, options_.microbatch_size));
     return evaluation.loss;
   }
-  PLAIT_TRY(const ForwardEngine one_rank, make_forward_engine(job_.model, engine_->save(), options_.engine.type));
+  PLAIT_TRY(const ForwardEngine one_rank,
+            make_forward_engine(job_.model, engine_->save(), options_.engine.type, options_.engine.document_end));
   PLAIT_TRY(const Evaluation evaluation,
             evaluate(*one_rank.engine, one_rank.program, job_.rows, begin, end, options_.microbatch_size));
   return evaluation.loss;
@@ -290,6 +291,11 @@ Result<TrainSummary> Run::finish() {
   if (summary_.last_step)
     PLAIT_TRY_VOID(
         write_file(options_.out / "trace.json", trace_json(job_.program.program(), *summary_.last_step, state_.step)));
+  if (job_.other && !summary_.interrupted) {
+    const auto microbatches = step_microbatches(
+        job_.rows, sampler_, state_.samples, job_.program.program().layout.num_microbatches, options_.microbatch_size);
+    PLAIT_TRY(summary_.comparison, compare_steps(*engine_, *job_.other, job_.model, options_.engine, microbatches));
+  }
   summary_.steps_done = state_.step;
   summary_.tokens_per_s = seconds_now_ > 0 ? static_cast<double>(tokens_now_) / seconds_now_ : 0;
   return std::move(summary_);

@@ -5,6 +5,7 @@
 #include "plait/run/data/token_rows.h"
 #include "plait/run/engine/engine.h"
 #include "plait/run/train/checkpoint.h"
+#include "plait/run/train/compare.h"
 #include "plait/run/train/lr_schedule.h"
 #include "plait/run/train/metrics.h"
 #include "plait/verify/verify.h"
@@ -42,6 +43,8 @@ struct TrainJob {
   /// Its forwards alone, for evaluation on the same ranks; without it an evaluation runs on one rank, on a copy of the
   /// weights.
   std::optional<VerifiedProgram> forward;
+  /// Runs a few steps beside the run's own at the end, for the report; as many micro-batches as the run's.
+  std::optional<VerifiedProgram> other;
   TokenRows rows;
   Split split;
   /// Initial weights by name; empty = drawn from the seed.
@@ -67,6 +70,7 @@ struct TrainSummary {
   double tokens_per_s = 0;              ///< over this call's steps, without evaluation and checkpoints
   std::optional<StepResult> last_step;  ///< with its trace
   std::filesystem::path checkpoint;
+  std::optional<Comparison> comparison;  ///< with the job's other program, unless the run was interrupted
 };
 
 /// Trains, and leaves in the run folder: program.plait, metrics.jsonl, checkpoints/, trace.json of the last step.

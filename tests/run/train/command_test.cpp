@@ -64,6 +64,48 @@ TEST(TrainCommand, LeavesMetricsTraceProgramAndCheckpoint) {
   EXPECT_THAT(result.err, HasSubstr("step     5/5"));
 }
 
+TEST(TrainCommand, WithoutAScheduleRunsHelixPipeAndComparesItWith1F1B) {
+  const TestFolder folder;
+  spill(folder / "text", sample_text(4000));
+  const auto schedule_of = [&](const std::string& name, const std::vector<std::string>& flags) {
+    const CommandResult result = run_command(tiny_run(folder / "text", folder / name) +
+                                             std::vector<std::string>{"--steps", "2", "--format", "json"} + flags);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::vector<std::string> names = {nlohmann::json::parse(slurp(folder / name / "trace.json")).at("schedule")};
+    const auto report = nlohmann::json::parse(result.out);
+    if (!report.contains("comparison")) return names;
+    for (const auto& row : report.at("comparison")) {
+      names.push_back(row.at("schedule"));
+      EXPECT_GT(row.at("step_s"), 0);
+      EXPECT_GT(row.at("bytes_moved"), 0);
+      EXPECT_EQ(row.at("peak_bytes").size(), 2U);
+    }
+    return names;
+  };
+  EXPECT_EQ(schedule_of("two", {}), (std::vector<std::string>{"helixpipe", "helixpipe", "1f1b"}));
+  EXPECT_EQ(schedule_of("six", {"--microbatches", "6"}), (std::vector<std::string>{"helixpipe", "helixpipe", "1f1b"}));
+  EXPECT_EQ(schedule_of("three", {"--microbatches", "3"}), (std::vector<std::string>{"1f1b"}));
+  EXPECT_EQ(schedule_of("given", {"--schedule", "gpipe"}), (std::vector<std::string>{"gpipe"}));
+  EXPECT_EQ(schedule_of("asked", {"--schedule", "gpipe", "--compare", "zb-h1"}),
+            (std::vector<std::string>{"gpipe", "gpipe", "zb-h1"}));
+}
+
+// Compared steps come behind the checkpoint and learn nothing.
+TEST(TrainCommand, AComparisonChangesNothing) {
+  const TestFolder folder;
+  spill(folder / "text", sample_text(4000));
+  for (const std::string other : {"none", "1f1b"}) {
+    const CommandResult result =
+        run_command(tiny_run(folder / "text", folder / other) +
+                    std::vector<std::string>{"--steps", "3", "--schedule", "gpipe", "--compare", other});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  EXPECT_EQ(column(metrics_of(folder / "none"), "loss"), column(metrics_of(folder / "1f1b"), "loss"));
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"})
+    EXPECT_EQ(slurp(folder / "none/checkpoints/step-000003" / file),
+              slurp(folder / "1f1b/checkpoints/step-000003" / file));
+}
+
 TEST(TrainCommand, RecomputesAndChunksAsAskedWithTheSameLosses) {
   const TestFolder folder;
   spill(folder / "text", sample_text(4000));

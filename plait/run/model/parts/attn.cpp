@@ -4,6 +4,7 @@
 #include "plait/run/model/parts/part.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 namespace plait {
@@ -24,7 +25,8 @@ void add_wide(at::Tensor& total, const at::Tensor& part) {
     total = part.to(kernels::statistics_type(part));
 }
 
-/// {qkv, x} to {o, x}: rotary and causal attention. B batch, T tokens, N query heads, G key heads, H head size.
+/// {qkv, x} to {o, x}: rotary and causal attention, within documents where rows hold several. Rotary scores depend on the
+/// distance alone, so positions need not start anew. B batch, T tokens, N query heads, G key heads, H head size.
 class Attn final : public PartModule {
  public:
   Attn(const StageShared& stage, std::size_t attn_idx)
@@ -56,7 +58,9 @@ class Attn final : public PartModule {
     const at::Tensor dout = output_grad[0].view({qkv.size(0), qkv.size(1), num_heads_, -1}).transpose(1, 2);
     ++counts_->attention_backwards;
     kernels::AttentionGrads grads =
-        kernels::attention_grad(dout, heads.q, heads.k, heads.v, out, lse, kernels::Mask::kCausal);
+        context.data.documents.empty()
+            ? kernels::attention_grad(dout, heads.q, heads.k, heads.v, out, lse, kernels::Mask::kCausal)
+            : grad_within(context.data.documents, dout, heads, out, lse);
     if (context.cache != nullptr) add_slices(grads, dout, heads.q, out, lse, *context.cache, context.slice_idx);
     at::Tensor dqkv = merged(grads, qkv, context.data.first_position);
     return {std::move(dqkv), std::move(output_grad[1])};
@@ -73,6 +77,7 @@ class Attn final : public PartModule {
 
   kernels::AttentionResult attend(const ForwardContext& context, const Heads& heads) {
     ++counts_->attention_forwards;
+    if (!context.data.documents.empty()) return attend_within(context.data.documents, heads);
     if (context.cache == nullptr) return kernels::attention(heads.q, heads.k, heads.v, kernels::Mask::kCausal);
     kernels::AttentionSum sum;
     std::vector<at::Tensor>& keys = slots(context.cache->keys, attn_idx_, 0);
@@ -90,6 +95,49 @@ class Attn final : public PartModule {
       values.push_back(copies ? heads.v.contiguous() : heads.v);
     }
     return std::move(sum).finish();
+  }
+
+  /// One document's rows and tokens of a [B,*,T,...].
+  static at::Tensor of_document(const at::Tensor& x, const Document& document) {
+    return x.narrow(0, document.row, 1).narrow(2, document.begin, document.length);
+  }
+
+  [[nodiscard]] static Heads of_document(const Heads& heads, const Document& document) {
+    return {
+        .q = of_document(heads.q, document), .k = of_document(heads.k, document), .v = of_document(heads.v, document)};
+  }
+
+  /// [B,N,T,H], stored as [B,T,N,H].
+  [[nodiscard]] static at::Tensor empty_heads(const at::Tensor& like) {
+    return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options()).transpose(1, 2);
+  }
+
+  static kernels::AttentionResult attend_within(const std::vector<Document>& documents, const Heads& heads) {
+    kernels::AttentionResult whole{.out = empty_heads(heads.q),
+                                   .lse = at::empty({heads.q.size(0), heads.q.size(1), heads.q.size(2)},
+                                                    heads.q.options().dtype(kernels::statistics_type(heads.q)))};
+    for (const Document& document : documents) {
+      const Heads part = of_document(heads, document);
+      const auto result = kernels::attention(part.q, part.k, part.v, kernels::Mask::kCausal);
+      of_document(whole.out, document).copy_(result.out);
+      of_document(whole.lse, document).copy_(result.lse);
+    }
+    return whole;
+  }
+
+  static kernels::AttentionGrads grad_within(const std::vector<Document>& documents, const at::Tensor& dout,
+                                             const Heads& heads, const at::Tensor& out, const at::Tensor& lse) {
+    kernels::AttentionGrads whole{.q = empty_heads(heads.q), .k = empty_heads(heads.k), .v = empty_heads(heads.v)};
+    for (const Document& document : documents) {
+      const Heads part = of_document(heads, document);
+      const auto grads =
+          kernels::attention_grad(of_document(dout, document), part.q, part.k, part.v, of_document(out, document),
+                                  of_document(lse, document).contiguous(), kernels::Mask::kCausal);
+      of_document(whole.q, document).copy_(grads.q);
+      of_document(whole.k, document).copy_(grads.k);
+      of_document(whole.v, document).copy_(grads.v);
+    }
+    return whole;
   }
 
   /// qkv [B,T,(N+2G)H] as [B,T,N+2G,H].

@@ -2,10 +2,22 @@
 #include "plait/run/model/parts/part.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/scalar_tensor.h>
 
 namespace plait {
 namespace {
+
+/// [B,T]: of each token in its document.
+at::Tensor positions_in(const SliceData& data) {
+  at::Tensor positions = at::empty_like(data.tokens);
+  for (const Document& document : data.documents)
+    positions.select(0, document.row)
+        .narrow(0, document.begin, document.length)
+        .copy_(at::arange(document.length, positions.options()));
+  return positions;
+}
 
 /// x = token_table[tokens] (+ position_table[positions]).
 class Embed final : public PartModule {
@@ -18,14 +30,21 @@ class Embed final : public PartModule {
   ForwardResult forward(const ForwardContext& context, Payload /*input*/) override {
     const SliceData& data = context.data;
     at::Tensor x = kernels::gather_rows(tokens_->compute, data.tokens);
-    if (positions_ != nullptr) x.add_(positions_->compute.narrow(0, data.first_position, data.tokens.size(1)));
+    if (positions_ != nullptr) {
+      if (data.documents.empty())
+        x.add_(positions_->compute.narrow(0, data.first_position, data.tokens.size(1)));
+      else
+        x.add_(kernels::gather_rows(positions_->compute, positions_in(data)));
+    }
     return {.output = {std::move(x)}, .loss = {}, .logits = {}};
   }
 
   Payload backward_input(BackwardContext context, Payload output_grad) override {
     if (context.weight_stash != nullptr)
       *context.weight_stash = {context.data.tokens, std::move(output_grad[0]),
-                               at::scalar_tensor(context.data.first_position, at::TensorOptions().dtype(at::kLong))};
+                               context.data.documents.empty()
+                                   ? at::scalar_tensor(context.data.first_position, at::kLong)
+                                   : positions_in(context.data)};
     return {};
   }
 
@@ -34,8 +53,13 @@ class Embed final : public PartModule {
     const at::Tensor& dx = weight_stash[1];
     kernels::accumulate_rows(tokens_->grads.front(), tokens, dx);
     if (positions_ != nullptr) {
-      const std::int64_t first = *weight_stash[2].const_data_ptr<std::int64_t>();
-      kernels::accumulate_batch_sum(positions_->grads.front().narrow(0, first, tokens.size(1)), dx);
+      const at::Tensor& positions = weight_stash[2];  // of each token, or the first one of all rows
+      if (positions.dim() > 0) {
+        kernels::accumulate_rows(positions_->grads.front(), positions, dx);
+      } else {
+        const std::int64_t first = *positions.const_data_ptr<std::int64_t>();
+        kernels::accumulate_batch_sum(positions_->grads.front().narrow(0, first, tokens.size(1)), dx);
+      }
     }
   }
 
