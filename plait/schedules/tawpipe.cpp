@@ -47,8 +47,8 @@ struct Cell {
 
 /// Group g runs g steps behind group 0. In every step
 ///
-///   1. the weights of the next step: owner -> staging rank where the owner is in another group, then a broadcast in the
-///      group; nothing at the turns F W_{P-1} -> B W_{P-1} and B W_0 -> F W_0, where the shard is here already;
+///   1. the weights of the next step: owner -> staging rank where the owner is in another group, then (behind the op) a
+///      broadcast in the group; nothing at the turns F W_{P-1} -> B W_{P-1} and B W_0 -> F W_0, where the shard is here;
 ///   2. the gradients of the step before: a reduction in the group, to the owner or to the staging rank;
 ///   3. the op, behind which the old weights are freed;
 ///   4. the reduced gradient goes to its owner in another group, which adds it a step later.
@@ -71,6 +71,8 @@ class StepWriter {
       }
       for (int group = 0; group < t_.num_groups(); ++group) {
         compute(group, step);
+        if (const auto shard = missing(group, step + prefetch_); shard && comes_late(group, *shard))
+          broadcast(group, *shard);
         for (int rank = t_.first(group); rank < t_.end(group); ++rank) {
           finish_reduction(group, rank, step);
           add_received(rank);
@@ -99,19 +101,31 @@ class StepWriter {
   }
   [[nodiscard]] GroupId weights(int shard) const { return group_of_stage(layout_, shard); }
 
-  /// Brings a group the weights of a step, unless the step before had the same.
+  /// The shard that a group needs for a step and has not from the step before.
+  [[nodiscard]] std::optional<int> missing(int group, int step) const {
+    const auto now = cell(group, step);
+    const auto before = cell(group, step - 1);
+    if (!now || (before && before->shard == now->shard)) return {};
+    return now->shard;
+  }
+
+  /// A shard that must come from another group first is broadcast behind the op of the step, so that no lane stands at the
+  /// broadcast while the message is under way.
+  [[nodiscard]] bool comes_late(int group, int shard) const { return prefetch_ > 0 && !t_.owns(group, shard); }
+
   void fetch(int group, int step) {
-    const auto next = cell(group, step);
-    const auto now = cell(group, step - 1);
-    if (!next || (now && now->shard == next->shard)) return;
-    const Value value = Value::weight(weights(next->shard));
-    const int root = t_.stage(group, next->shard);
-    if (!t_.owns(group, next->shard)) rows_.move(value, t_.owner(next->shard), root);
+    const auto shard = missing(group, step);
+    if (!shard) return;
+    if (!t_.owns(group, *shard)) rows_.move(Value::weight(weights(*shard)), t_.owner(*shard), t_.stage(group, *shard));
+    if (!comes_late(group, *shard)) broadcast(group, *shard);
+  }
+
+  void broadcast(int group, int shard) {
     for (int rank = t_.first(group); rank < t_.end(group); ++rank)
       rows_.put(rank, Collective{.kind = CollectiveKind::kBroadcast,
                                  .ranks = sets_[static_cast<std::size_t>(group)],
-                                 .root = RankId{root},
-                                 .value = value});
+                                 .root = RankId{t_.stage(group, shard)},
+                                 .value = Value::weight(weights(shard))});
   }
 
   /// The shard whose gradient the group reduces in this step.

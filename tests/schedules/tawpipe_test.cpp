@@ -248,8 +248,14 @@ TEST(Tawpipe, HoldsThreeWeightsAndOneMicrobatchWhateverTheRounds) {
       // The owner's own, the one of this step and the one of the next.
       const auto weights = shards_held(program, Bytes{1}, Bytes{0});
       EXPECT_EQ(*std::max_element(weights.begin(), weights.end()), 3);
-      // The owner's own, the one that this step's backward writes, the one under reduction; with two groups one that comes
-      // or leaves, with more of them both at a time.
+      // A rank holds its accumulator (1), the D that this step's backward writes (2), and the D of the step before, which is
+      // reduced under it and may not be written (3). What is sent home leaves at the end of a step and is waited for in the
+      // next; what is received is posted at the end of a step and added in the next: at most one of each at a time. Rank k
+      // of group g reduces shard kD + x at step T - kD - x + g (B descends, T as for group 0 and shard 0): it sends those of
+      // x != g at T - kD - x + g and receives shard kD + g from group g' at T - kD - g + g'. With D = 2 the two are
+      // |2g - x - g'| = 2 steps apart, so only one of the buffers is in use (4); with D >= 3 a group in the middle has
+      // x = 2g - g', both at once (5). With D = 1 nothing is sent (3). The card's 3 leaves the overlap of reduction and
+      // backward out.
       const auto gradients = shards_held(program, Bytes{0}, Bytes{1});
       EXPECT_EQ(*std::max_element(gradients.begin(), gradients.end()), std::min(3 + sizes.groups - 1, 5))
           << sizes.ranks << " " << sizes.groups << " " << rounds;
