@@ -115,8 +115,7 @@ Result<Calibration> parse_calibration(std::string_view text) {
         for (std::size_t part = 0; part < kParts.size(); ++part) {
           for (std::size_t phase = 0; phase < kPhases.size(); ++phase) {
             const Json& one = reader.object(reader.object(parts, kParts[part]), kPhases[phase]);
-            costs.parts[part][phase] = {.alone = reader.grid(one, "alone", 2),
-                                        .shared = reader.grid(one, "shared", 2)};
+            costs.parts[part][phase] = {.alone = reader.grid(one, "alone", 2), .shared = reader.grid(one, "shared", 2)};
           }
         }
       }

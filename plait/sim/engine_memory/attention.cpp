@@ -35,8 +35,8 @@ Tensors Module::forward_attn(Forward& context, Tensors input) {
   Tensor x = std::move(input[1]);
   const Tensors& known = context.known;
   const Tensor qkv = known.size() == kWholeStash ? known[0] : rotated(std::move(input[0]), *context.slice);
-  Attended result = known.empty() ? attend(context, qkv)
-                                  : Attended{.out = known[known.size() - 2], .lse = known.back()};
+  Attended result =
+      known.empty() ? attend(context, qkv) : Attended{.out = known[known.size() - 2], .lse = known.back()};
   Tensor o = result.out;
   if (context.stash != nullptr) *context.stash = {qkv, std::move(result.out), std::move(result.lse)};
   return {std::move(o), std::move(x)};
@@ -154,7 +154,8 @@ void Module::grow_rotary(const SliceSpan& slice) {
   if (is_gpt_ || needed <= known_positions_) return;
   known_positions_ = std::max(needed, 2 * known_positions_);
   const std::int64_t size = known_positions_ * (shape_.head_dim / 2);
-  const Tensors made = {make_block(ledger_, size * kDouble, Use::kFixed), make_block(ledger_, size * kDouble, Use::kFixed)};
+  const Tensors made = {make_block(ledger_, size * kDouble, Use::kFixed),
+                        make_block(ledger_, size * kDouble, Use::kFixed)};
   if (wide_bytes_ == kDouble)
     rotary_ = made;
   else

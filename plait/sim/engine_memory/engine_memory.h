@@ -14,8 +14,9 @@ namespace plait {
 /// allocator counts: the rows are run with sizes in place of tensors. A rank's bytes depend on its row alone, not on time:
 /// a message belongs to nobody from its Send until its reader takes it.
 ///
-/// One thing does depend on time: what a rank puts into a reduction whose sum it does not keep. It is taken to stand until
-/// the rank waits for it, which is at most too much.
+/// Two things do depend on time. What a rank puts into a reduction whose sum it does not keep is taken to stand until the
+/// rank waits for it, which is at most too much. A copy of weights that a rank broadcasts and frees is taken to be gone,
+/// which is too little by that copy while another member of the group has not taken it over.
 ///
 /// Not covered: chunks of the MLP and of the loss that a run asks for; SGD.
 ///

@@ -23,7 +23,6 @@ void mark(const Stash& stash, Use use) {
       if (tensor != nullptr && tensor->use() != Use::kLogits) tensor->use_as(use);
 }
 
-
 }  // namespace
 
 Module::Module(const ModelShape& shape, PartRange parts, const KernelScratch& scratch, Ledger& ledger)
@@ -62,10 +61,10 @@ Module::Normed Module::norm() const {
 
 /// What adding up a weight gradient takes for a moment.
 void Module::accumulate_product(std::int64_t rows, std::int64_t columns, bool biased) const {
-  if (shape_.element_bytes < wide_bytes_ && !scratch_.bf16_products_in_place)
-    [[maybe_unused]] const Tensor product = elements(rows * columns);
-  if (biased)
-    [[maybe_unused]] const Tensor sum = wide(columns);
+  if (shape_.element_bytes < wide_bytes_ && !scratch_.bf16_products_in_place) [[maybe_unused]]
+    const Tensor product = elements(rows * columns);
+  if (biased) [[maybe_unused]]
+    const Tensor sum = wide(columns);
 }
 
 std::size_t Module::attn_before(std::size_t part) const {
@@ -327,8 +326,8 @@ void Module::weight_part(PartKind kind, Tensors weight_stash) {
   const std::int64_t qkv = query + 2 * shape_.kv_heads * shape_.head_dim;
   switch (kind) {
     case PartKind::kEmbed:
-      if (is_gpt_)
-        [[maybe_unused]] const Tensor sum = wide(tokens_ * shape_.hidden);
+      if (is_gpt_) [[maybe_unused]]
+        const Tensor sum = wide(tokens_ * shape_.hidden);
       break;
     case PartKind::kQkv: accumulate_product(shape_.hidden, qkv, has_qkv_bias_); break;
     case PartKind::kPost: {

@@ -111,9 +111,9 @@ class Module {
   std::vector<PartKind> kinds_;
   bool is_gpt_;
   bool has_qkv_bias_;
-  std::int64_t wide_bytes_;   ///< of a statistic
-  std::int64_t rows_ = 0;     ///< B T of the slice that is worked on
-  std::int64_t tokens_ = 0;   ///< T of it
+  std::int64_t wide_bytes_;  ///< of a statistic
+  std::int64_t rows_ = 0;    ///< B T of the slice that is worked on
+  std::int64_t tokens_ = 0;  ///< T of it
   std::int64_t known_positions_ = 0;
   Tensors rotary_;  ///< cosines and sines so far
   Tensor loss_;     ///< from the head's backward to the end of the op

@@ -139,8 +139,8 @@ class RowMemory {
         break;
       }
     }
-    const bool ends = trains ? op.kind == OpKind::kBackward || op.kind == OpKind::kBackwardInput
-                             : op.kind == OpKind::kForward;
+    const bool ends =
+        trains ? op.kind == OpKind::kBackward || op.kind == OpKind::kBackwardInput : op.kind == OpKind::kForward;
     if (cache != nullptr && ends && op.slice.value() == (trains ? 0 : layout_.num_slices - 1))
       caches_.erase({op.stage, op.microbatch});
   }
@@ -155,10 +155,9 @@ class RowMemory {
     }
     const Layout& layout = layout_;
     Tensors input;
-    for (const std::int64_t width :
-         widths_before(common_.shape, layout.stages[value.stage().index()].parts.begin))
-      input.push_back(make_block(ledger_, common_.shape.batch * span_of(value.slice()).tokens * width *
-                                              common_.shape.element_bytes));
+    for (const std::int64_t width : widths_before(common_.shape, layout.stages[value.stage().index()].parts.begin))
+      input.push_back(make_block(
+          ledger_, common_.shape.batch * span_of(value.slice()).tokens * width * common_.shape.element_bytes));
     Stash stash;
     const bool cuts = common_.recomputed.contains({value.stage(), value.microbatch(), value.slice()});
     modules_[value.stage().index()].forward(span_of(value.slice()), std::move(input), &stash, nullptr,
@@ -369,8 +368,8 @@ class RowMemory {
   std::map<Value, Stash> weight_stashes_;
   std::map<std::pair<StageId, MicrobatchId>, Cache> caches_;
   std::set<Value> arriving_;
-  std::vector<GroupId> pending_;           ///< gradients that arrive
-  std::vector<std::deque<Copy>> copies_;   ///< per group, oldest first
+  std::vector<GroupId> pending_;          ///< gradients that arrive
+  std::vector<std::deque<Copy>> copies_;  ///< per group, oldest first
   std::vector<std::deque<Open>> reductions_;
 };
 
@@ -384,12 +383,12 @@ Result<std::vector<RankMemory>> engine_memory(const Program& program, const Mode
   PLAIT_TRY_VOID(check_shape(shape));
   const Layout& layout = program.layout;
   ledger::Common common{.program = program,
-                               .shape = shape,
-                               .scratch = scratch,
-                               .edges = {},
-                               .into = std::vector<std::vector<EdgeId>>(layout.stages.size()),
-                               .out_of = std::vector<std::vector<EdgeId>>(layout.stages.size()),
-                               .recomputed = {}};
+                        .shape = shape,
+                        .scratch = scratch,
+                        .edges = {},
+                        .into = std::vector<std::vector<EdgeId>>(layout.stages.size()),
+                        .out_of = std::vector<std::vector<EdgeId>>(layout.stages.size()),
+                        .recomputed = {}};
   PLAIT_TRY(common.edges, edge_tensors(layout));
   for (std::size_t e = 0; e < layout.edges.size(); ++e) {
     common.into[layout.edges[e].consumer.index()].push_back(EdgeId{static_cast<std::int32_t>(e)});
@@ -401,12 +400,10 @@ Result<std::vector<RankMemory>> engine_memory(const Program& program, const Mode
       if (const Op* op = std::get_if<Op>(&instr); op != nullptr && op->kind == OpKind::kRecompute)
         common.recomputed.emplace(op->stage, op->microbatch, op->slice);
   for (int part = 0; part < num_parts(layout.num_layers); ++part)
-    for (const ledger::Storage& storage :
-         ledger::storages_of(shape, part_at(layout.num_layers, part).kind))
+    for (const ledger::Storage& storage : ledger::storages_of(shape, part_at(layout.num_layers, part).kind))
       common.num_tensors += static_cast<std::int64_t>(storage.members.size());
   std::vector<RankMemory> ranks;
-  for (int rank = 0; rank < layout.num_ranks; ++rank)
-    ranks.push_back(ledger::RowMemory(common, RankId{rank}).run());
+  for (int rank = 0; rank < layout.num_ranks; ++rank) ranks.push_back(ledger::RowMemory(common, RankId{rank}).run());
   return ranks;
 }
 

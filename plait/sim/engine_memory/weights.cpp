@@ -80,8 +80,8 @@ std::vector<Storage> storages_of(const ModelShape& s, PartKind part) {
   return storages;
 }
 
-Group::Group(RankId rank, const Layout& layout, GroupId id, const ModelShape& shape,
-             const std::vector<bool>& runs_here, Ledger& ledger)
+Group::Group(RankId rank, const Layout& layout, GroupId id, const ModelShape& shape, const std::vector<bool>& runs_here,
+             Ledger& ledger)
     : ledger_(ledger), element_bytes_(shape.element_bytes), master_bytes_(std::max<std::int64_t>(4, element_bytes_)) {
   const ParamGroup& group = layout.groups[id.index()];
   const auto homes = static_cast<std::int64_t>(group.homes.size());
@@ -164,8 +164,7 @@ Tensors Group::take_partial(Use use_of_copy, bool copies_here) {
   fold();
   if (is_whole()) return copies_here ? new_gradients(use_of_copy) : Tensors{};
   Tensors taken;
-  for (Held& held : held_)
-    taken.push_back(held.is_here ? std::exchange(held.gradients.front(), nullptr) : nullptr);
+  for (Held& held : held_) taken.push_back(held.is_here ? std::exchange(held.gradients.front(), nullptr) : nullptr);
   return taken;
 }
 
