@@ -50,50 +50,61 @@ Chain::Chain(const ModelConfig& config, ComputeType type, std::int64_t batch, st
 }
 
 PassSeconds Chain::run() {
+  constexpr std::size_t kDepth = 4;  // micro-batches between a forward and its backward: layers of a small stage
   const AccountScope scope(account_);
   PassSeconds seconds{};
   const auto measure = [&](int part, host::Phase phase, const auto& body) {
     const auto start = std::chrono::steady_clock::now();
     body();
     const auto end = std::chrono::steady_clock::now();
-    seconds[static_cast<std::size_t>(part)][static_cast<std::size_t>(phase)] =
-        std::chrono::duration<double>(end - start).count();
+    seconds[static_cast<std::size_t>(part)][static_cast<std::size_t>(phase)] +=
+        std::chrono::duration<double>(end - start).count() / kDepth;
   };
-  std::array<Stash, kParts> stashes;
-  std::array<WeightStash, kParts> weight_stashes;
-  const auto forward = [&](host::Phase phase) {
-    Payload payload;
-    for (int part = 0; part < kParts; ++part) {
-      const auto index = static_cast<std::size_t>(part);
-      measure(part, phase, [&] {
-        Stash* stash = phase == host::Phase::kForward ? &stashes[index] : nullptr;
-        payload = parts_[index].forward(data_, std::move(payload), stash, nullptr).output;
-      });
+  std::array<std::array<Stash, kParts>, kDepth> stashes;
+  std::array<std::array<WeightStash, kParts>, kDepth> weight_stashes;
+  const auto forward = [&](host::Phase phase, bool counts) {
+    for (auto& stashes_of : stashes) {
+      Payload payload;
+      for (int part = 0; part < kParts; ++part) {
+        const auto index = static_cast<std::size_t>(part);
+        const auto body = [&] {
+          Stash* stash = phase == host::Phase::kForward ? &stashes_of[index] : nullptr;
+          payload = parts_[index].forward(data_, std::move(payload), stash, nullptr).output;
+        };
+        if (counts)
+          measure(part, phase, body);
+        else
+          body();
+      }
     }
   };
   const auto backward = [&](host::Phase phase) {
-    Payload grad;
-    for (int part = kParts; part-- > 0;) {
-      const auto index = static_cast<std::size_t>(part);
-      measure(part, phase, [&] {
-        StageModule& module = parts_[index];
-        Stash stash = std::move(stashes[index]);
-        BackwardResult result =
-            phase == host::Phase::kBoth
-                ? module.backward(data_, std::move(grad), std::move(stash), nullptr, 0)
-                : module.backward_input(data_, std::move(grad), std::move(stash), &weight_stashes[index], nullptr, 0);
-        grad = std::move(result.input_grad);
-      });
+    for (std::size_t k = kDepth; k-- > 0;) {
+      Payload grad;
+      for (int part = kParts; part-- > 0;) {
+        const auto index = static_cast<std::size_t>(part);
+        measure(part, phase, [&] {
+          StageModule& module = parts_[index];
+          Stash stash = std::move(stashes[k][index]);
+          WeightStash& weight_stash = weight_stashes[k][index];
+          BackwardResult result =
+              phase == host::Phase::kBoth
+                  ? module.backward(data_, std::move(grad), std::move(stash), nullptr, 0)
+                  : module.backward_input(data_, std::move(grad), std::move(stash), &weight_stash, nullptr, 0);
+          grad = std::move(result.input_grad);
+        });
+      }
     }
   };
-  forward(host::Phase::kForwardOnly);
-  forward(host::Phase::kForward);
+  forward(host::Phase::kForwardOnly, true);
+  forward(host::Phase::kForward, true);
   backward(host::Phase::kBackward);
-  for (int part = kParts; part-- > 0;) {
-    const auto index = static_cast<std::size_t>(part);
-    measure(part, host::Phase::kWeight, [&] { parts_[index].backward_weight(std::move(weight_stashes[index])); });
-  }
-  forward(host::Phase::kForward);
+  for (std::size_t k = kDepth; k-- > 0;)
+    for (int part = kParts; part-- > 0;) {
+      const auto index = static_cast<std::size_t>(part);
+      measure(part, host::Phase::kWeight, [&] { parts_[index].backward_weight(std::move(weight_stashes[k][index])); });
+    }
+  forward(host::Phase::kForward, false);
   backward(host::Phase::kBoth);
   return seconds;
 }

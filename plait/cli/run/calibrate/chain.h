@@ -24,7 +24,9 @@ class Chain {
  public:
   Chain(const ModelConfig& config, ComputeType type, std::int64_t batch, std::int64_t tokens);
 
-  /// One micro-batch forward without a stash; forward, backward and weight gradients; forward and both gradients at once.
+  /// Forward without a stash; forward, backward and weight gradients; forward and both gradients at once. Each for a few
+  /// micro-batches before the next begins, as a stage has several layers: what a backward reads was made long ago and is no
+  /// longer in the first caches. Seconds are means over the micro-batches.
   PassSeconds run();
 
  private:

@@ -34,10 +34,10 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// A low quantile: what interrupts a repetition only makes it longer.
+/// The median.
 double typical(std::vector<double> times) {
   if (times.empty()) return 0;
-  const auto at = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 4);
+  const auto at = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
   std::nth_element(times.begin(), at, times.end());
   return *at;
 }
