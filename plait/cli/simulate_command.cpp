@@ -51,7 +51,8 @@ std::optional<double> published_bubble_ratio(const Options& options) {
   const auto info = find_schedule(options.source);
   if (!info) return {};
   const auto request = resolve_flags(options.flags);
-  return request ? (*info)->expect(request->shape).published_bubble_ratio : std::nullopt;
+  if (!request || request->shape.replicas.value_or(1) > 1) return {};
+  return (*info)->expect(request->shape).published_bubble_ratio;
 }
 
 std::string as_json(const TimedProgram& timed, std::optional<double> published) {

@@ -474,6 +474,7 @@ TEST(Weipipe, RefusalsNameTheNumbers) {
   EXPECT_EQ(refused({.ranks = 4, .microbatches = 8, .rounds = 3}).rule, "schedule.rounds");
   EXPECT_EQ(refused({.ranks = 4, .microbatches = 8, .layers = 6}).rule, "schedule.layers");
   EXPECT_EQ(refused({.ranks = 4, .microbatches = 8, .groups = 2}).rule, "schedule.flag");
+  EXPECT_EQ(refused({.ranks = 4, .microbatches = 8, .prefetch = 1}).rule, "schedule.flag");
 }
 
 }  // namespace

@@ -45,6 +45,8 @@ void ScheduleChoice::add_to(FlagSet& flags) {
   print("rounds", shape.rounds);
   print("folds", shape.folds);
   print("groups", shape.groups);
+  print("replicas", shape.replicas);
+  print("replica-state", shape.replica_state);
   print("order", shape.order);
   print("recompute", shape.recompute);
   print("qkv", shape.qkv);
