@@ -213,7 +213,7 @@ Tensors Module::forward_part(PartKind kind, Forward context, Tensors input) {
 }
 
 Tensors Module::forward_post(Forward& context, const Tensors& input) {
-  const Tensor o = input[0];
+  const Tensor& o = input[0];
   Tensor h = elements(rows_ * shape_.hidden);
   Normed normed = norm();
   Tensor inner = elements(rows_ * shape_.ffn * (is_gpt_ ? 1 : 2));

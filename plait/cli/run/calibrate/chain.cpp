@@ -50,7 +50,7 @@ Chain::Chain(const ModelConfig& config, ComputeType type, std::int64_t batch, st
 }
 
 PassSeconds Chain::run() {
-  constexpr std::size_t kDepth = 4;  // micro-batches between a forward and its backward: layers of a small stage
+  constexpr std::size_t kDepth = 2;  // micro-batches between a forward and its backward, as layers of a small stage
   const AccountScope scope(account_);
   PassSeconds seconds{};
   const auto measure = [&](int part, host::Phase phase, const auto& body) {
