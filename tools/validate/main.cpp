@@ -1,6 +1,7 @@
 #include "plait/base/files.h"
 
 #include "tools/validate/fit.h"
+#include "tools/validate/own_steps.h"
 #include "tools/validate/published_gain.h"
 #include "tools/validate/report.h"
 #include "tools/validate/weight_passing.h"
@@ -95,7 +96,8 @@ Result<> run(const std::string& data, const std::string& out, Constants constant
             weight_passing(
                 data, devices.at("a100-80gb-sxm"),
                 constants == Constants::kFitted ? WeightPassingConstants::kFitted : WeightPassingConstants::kFromFile));
-  const std::string text = report(sets) + gain + passing;
+  PLAIT_TRY(const std::string own, own_steps(data));
+  const std::string text = report(sets) + gain + passing + own;
   PLAIT_TRY_VOID(write_file(out, text));
   const std::size_t end = text.find("\n## ");
   fmt::print("{}\n", text.substr(text.find("| set"), end - text.find("| set")));
