@@ -356,13 +356,13 @@ TEST(Weipipe, TheFlawOfThePublicOrderIsCaught) {
     for (int r = 0; r < p; ++r)
       if (r != 0 && 2 * r != p) wrong.insert(r);
     EXPECT_EQ(workers, wrong) << p;
-    std::string found;
-    for (const int other : held) found += fmt::format("{}stage.{}", found.empty() ? "" : ", ", other);
-    EXPECT_THAT(of_worker_one,
-                ::testing::AllOf(
-                    ::testing::HasSubstr("rank 1,"),
-                    ::testing::HasSubstr(fmt::format(
-                        "turn {}: expected the weights of group stage.{}, found copies of {};", turn, shard, found))));
+    const std::string expected =
+        fmt::format("turn {}: expected the weights of group stage.{}, found copies of ", turn, shard);
+    EXPECT_THAT(of_worker_one, ::testing::AllOf(::testing::HasSubstr("rank 1,"), ::testing::HasSubstr(expected)));
+    const std::string found = of_worker_one.substr(std::min(of_worker_one.find(expected), of_worker_one.size()));
+    for (const int other : held)
+      EXPECT_THAT(found.substr(std::min(expected.size(), found.size())),
+                  ::testing::HasSubstr(fmt::format("stage.{}", other)));
   }
 }
 
