@@ -31,6 +31,7 @@ constexpr std::array<std::string_view, 2> kWeightTrips = {"per-microbatch", "onc
 constexpr std::array<std::string_view, 2> kSliceCuts = {"tokens", "compute"};
 constexpr std::array<std::string_view, 2> kEvictions = {"late", "early"};
 constexpr std::array<std::string_view, 2> kReshards = {"forward", "backward"};
+constexpr std::array<std::string_view, 2> kReplicaStates = {"whole", "sharded"};
 constexpr std::array<std::string_view, 2> kHeads = {"untied", "tied"};
 
 /// Folds of HelixPipe where --repeats is given without them: the two-fold order is the paper's own.
@@ -125,9 +126,16 @@ void add_schedule_flags(CLI::App& app, ScheduleFlags& flags) {
   app.add_option("--rounds", flags.rounds, "R: M = R P, for weight passing")->group(kShape);
   app.add_option("--folds", flags.folds, "F: folds of an attention-parallel pipeline")->group(kChoices);
   app.add_option("--groups", flags.groups, "D: groups of ranks")->group(kChoices);
-  app.add_option("--prefetch", flags.prefetch,
-                 "sharded data parallel: ops for which weights are gathered ahead (default 1)")
+  app.add_option(
+         "--prefetch", flags.prefetch,
+         "sharded data parallel and grouped weight passing: ops for which weights are fetched ahead (default 1)")
       ->group(kChoices);
+  app.add_option("--replicas", flags.replicas, "N: copies side by side, each of P/N ranks and M/N micro-batches")
+      ->group(kShape);
+  app.add_option("--replica-state", flags.replica_state,
+                 "what a replica keeps of weights and optimizer: whole, or sharded over the replicas (default whole)")
+      ->check(CLI::IsMember(strings(kReplicaStates)))
+      ->group(kShape);
   app.add_option("--reshard", flags.reshard,
                  "sharded data parallel: drop weights behind forward or backward (default forward)")
       ->check(CLI::IsMember(strings(kReshards)))
@@ -208,6 +216,8 @@ Result<ScheduleRequest> resolve_flags(const ScheduleFlags& flags) {
                 .groups = flags.groups,
                 .rounds = flags.rounds,
                 .prefetch = flags.prefetch,
+                .replicas = flags.replicas,
+                .replica_state = pick(flags.replica_state, kReplicaStates, ReplicaState::kWhole),
                 .tying = pick(flags.head, kHeads, HeadTying::kUntied),
                 .order = pick(flags.order, kOrders, Order::kMegatron),
                 .recompute = recompute_of(flags),

@@ -26,6 +26,8 @@ struct ScheduleFlags {
   std::optional<int> groups;
   std::optional<int> rounds;
   std::optional<int> prefetch;
+  std::optional<int> replicas;
+  std::optional<std::string> replica_state;
   std::optional<std::string> reshard;
   std::optional<int> memory_limit;
   std::optional<std::string> order;

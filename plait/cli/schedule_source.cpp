@@ -26,6 +26,7 @@ Result<> check_sizes(const std::string& file, const Layout& layout, const Schedu
       {"--folds", flags.folds.has_value()},         {"--repeats", flags.repeats.has_value()},
       {"--groups", flags.groups.has_value()},       {"--rounds", flags.rounds.has_value()},
       {"--prefetch", flags.prefetch.has_value()},   {"--reshard", flags.reshard.has_value()},
+      {"--replicas", flags.replicas.has_value()},   {"--replica-state", flags.replica_state.has_value()},
       {"--order", flags.order.has_value()},         {"--qkv", flags.qkv.has_value()},
       {"--residual", flags.residual.has_value()},   {"--weights", flags.weights.has_value()},
       {"--slice-cut", flags.slice_cut.has_value()}, {"--eviction", flags.eviction.has_value()},

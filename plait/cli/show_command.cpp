@@ -34,7 +34,7 @@ Colors terminal_colors() {
 Result<std::string> picture(const Options& options, LoadedSchedule loaded) {
   const std::string title = loaded.layout().name;
   PLAIT_TRY(const TimedProgram timed, time_step(std::move(loaded), options.timing, Detail::kTimeline));
-  const Timeline timeline = make_timeline(timed.program, timed.result, title);
+  const Timeline timeline = make_timeline(timed.program, timed.result, title, timed.costs.unit);
   if (options.format == "svg") return draw_svg({timeline});
   return draw_grid(timeline, {.colors = terminal_colors()});
 }

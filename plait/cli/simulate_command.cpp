@@ -51,7 +51,8 @@ std::optional<double> published_bubble_ratio(const Options& options) {
   const auto info = find_schedule(options.source);
   if (!info) return {};
   const auto request = resolve_flags(options.flags);
-  return request ? (*info)->expect(request->shape).published_bubble_ratio : std::nullopt;
+  if (!request || request->shape.replicas.value_or(1) > 1) return {};
+  return (*info)->expect(request->shape).published_bubble_ratio;
 }
 
 std::string as_json(const TimedProgram& timed, std::optional<double> published) {
@@ -151,9 +152,10 @@ Result<int> run(const Options& options) {
   std::string text;
   if (options.format == "json") text = as_json(timed, published_bubble_ratio(options));
   if (options.format == "table") text = as_table(timed);
-  if (options.format == "trace") text = chrome_trace({make_timeline(timed.program, timed.result, title)});
-  if (options.format == "svg") text = draw_svg({make_timeline(timed.program, timed.result, title)});
-  if (options.format == "html") text = draw_html({make_timeline(timed.program, timed.result, title)});
+  if (options.format == "trace")
+    text = chrome_trace({make_timeline(timed.program, timed.result, title, timed.costs.unit)});
+  if (options.format == "svg") text = draw_svg({make_timeline(timed.program, timed.result, title, timed.costs.unit)});
+  if (options.format == "html") text = draw_html({make_timeline(timed.program, timed.result, title, timed.costs.unit)});
   PLAIT_TRY_VOID(print_out(text));
   return 0;
 }

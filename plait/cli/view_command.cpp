@@ -36,7 +36,7 @@ Result<Timeline> load(const std::string& source, const Options& options) {
   PLAIT_TRY(const TorchCsvOptions csv, resolve_csv(options.csv));
   PLAIT_TRY(const TimedProgram timed,
             time_source(source, options.flags, options.timing, options.costs, csv, Detail::kTimeline));
-  return make_timeline(timed.program, timed.result, timed.program.layout.name);
+  return make_timeline(timed.program, timed.result, timed.program.layout.name, timed.costs.unit);
 }
 
 /// A run's folder stands for what was written and what was measured.

@@ -123,7 +123,12 @@ class ReplicaWriter {
 
 }  // namespace
 
-Result<> check_data_parallel(std::string_view name, const ScheduleShape& shape) {
+Result<> check_data_parallel(std::string_view name, const ScheduleShape& shape, GatherFlags flags) {
+  if (flags == GatherFlags::kRefused && (shape.prefetch || shape.reshard != Reshard::kAfterForward))
+    return make_error(ErrorCode::kInvalidArgument, "schedule.flag",
+                      "{}: has its weights from its first forward to its last backward; leave --prefetch and --reshard "
+                      "out, or use fsdp",
+                      name);
   ScheduleShape plain = shape;
   plain.rounds.reset();
   plain.prefetch.reset();

@@ -29,8 +29,10 @@ struct DataParallelPlan {
   int ahead = 1;  ///< ops of the row for which weights are gathered before this one starts
 };
 
-/// Refuses what none of these systems takes; `--prefetch` and `--reshard` are for the caller to judge.
-Result<> check_data_parallel(std::string_view name, const ScheduleShape& shape);
+/// When weights come is what --prefetch and --reshard choose.
+enum class GatherFlags : std::uint8_t { kRefused, kTaken };
+/// Refuses what none of these systems takes.
+Result<> check_data_parallel(std::string_view name, const ScheduleShape& shape, GatherFlags flags);
 
 Result<Schedule> write_data_parallel(std::string_view name, const ScheduleShape& shape, const DataParallelPlan& plan);
 

@@ -1,14 +1,10 @@
-#include "plait/schedules/common.h"
 #include "plait/schedules/data_parallel.h"
 
 namespace plait {
 namespace {
 
 Result<> supports(const ScheduleShape& shape) {
-  if (shape.prefetch || shape.reshard != Reshard::kAfterForward)
-    return make_error(ErrorCode::kInvalidArgument, "schedule.flag",
-                      "ddp: holds all weights; leave --prefetch and --reshard out, or use fsdp");
-  return check_data_parallel("ddp", shape);
+  return check_data_parallel("ddp", shape, GatherFlags::kRefused);
 }
 
 /// One bucket per unit, reduced behind its last backward of the step while the units before it run theirs.

@@ -1,4 +1,3 @@
-#include "plait/schedules/common.h"
 #include "plait/schedules/data_parallel.h"
 
 namespace plait {
@@ -11,7 +10,7 @@ Result<> supports(const ScheduleShape& shape) {
   if (shape.prefetch && *shape.prefetch < 0)
     return make_error(ErrorCode::kInvalidArgument, "schedule.size", "fsdp: --prefetch is {}; 0 or more is needed",
                       *shape.prefetch);
-  return check_data_parallel("fsdp", shape);
+  return check_data_parallel("fsdp", shape, GatherFlags::kTaken);
 }
 
 /// The next unit is gathered while this one computes; what the next ops need stays, so the turns at the last and the first

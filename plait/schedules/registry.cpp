@@ -54,11 +54,38 @@ Result<const ScheduleInfo*> find_schedule(std::string_view name) {
                     known);
 }
 
+namespace {
+
+Result<ScheduleShape> shape_of_one_replica(std::string_view name, ScheduleShape shape) {
+  const int replicas = shape.replicas.value_or(1);
+  const auto refuse = [&](std::string_view flag, int size) {
+    return make_error(ErrorCode::kInvalidArgument, "schedule.replicas",
+                      "{}: every replica takes the same share, got {} {} and --replicas {}; use a multiple of {}", name,
+                      flag, size, replicas, replicas);
+  };
+  if (replicas < 1)
+    return make_error(ErrorCode::kInvalidArgument, "schedule.replicas", "{}: --replicas is {}; at least 1 is needed",
+                      name, replicas);
+  if (shape.ranks % replicas != 0) return refuse("--ranks", shape.ranks);
+  shape.ranks /= replicas;
+  if (shape.microbatches) {
+    if (*shape.microbatches % replicas != 0) return refuse("--microbatches", *shape.microbatches);
+    *shape.microbatches /= replicas;
+  }
+  shape.replicas.reset();
+  shape.replica_state = ReplicaState::kWhole;
+  return shape;
+}
+
+}  // namespace
+
 Result<Schedule> build_schedule(std::string_view name, const ScheduleShape& shape) {
   PLAIT_TRY(const ScheduleInfo* info, find_schedule(name));
-  PLAIT_TRY_VOID(info->supports(shape));
-  PLAIT_TRY(Schedule schedule, info->build(shape));
-  return add_recompute(std::move(schedule), shape.recompute);
+  PLAIT_TRY(const ScheduleShape one, shape_of_one_replica(name, shape));
+  PLAIT_TRY_VOID(info->supports(one));
+  PLAIT_TRY(Schedule schedule, info->build(one));
+  PLAIT_TRY(schedule, add_recompute(std::move(schedule), one.recompute));
+  return replicate(schedule, shape.replicas.value_or(1), shape.replica_state);
 }
 
 }  // namespace plait

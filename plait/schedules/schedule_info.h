@@ -2,6 +2,7 @@
 
 #include "plait/base/result.h"
 #include "plait/ir/program.h"
+#include "plait/ir/replicate.h"
 
 #include <cstdint>
 #include <optional>
@@ -47,7 +48,9 @@ struct ScheduleShape {
   std::optional<int> repeats;   ///< M = R F p
   std::optional<int> groups;    ///< TawPipe D
   std::optional<int> rounds;    ///< M = R P
-  std::optional<int> prefetch;  ///< FSDP: ops for which weights are gathered ahead
+  std::optional<int> prefetch;  ///< FSDP, TawPipe: ops for which weights are fetched ahead
+  std::optional<int> replicas;  ///< copies of the schedule side by side, P/N ranks and M/N micro-batches each
+  ReplicaState replica_state = ReplicaState::kWhole;
   HeadTying tying = HeadTying::kUntied;
   Order order = Order::kMegatron;
   Recompute recompute = Recompute::kNone;
@@ -91,7 +94,11 @@ const std::vector<const ScheduleInfo*>& all_schedules();
 /// Case-insensitive. \errors kInvalidArgument "schedule.unknown" with the list of valid names
 Result<const ScheduleInfo*> find_schedule(std::string_view name);
 
-/// find_schedule, then supports, then build, then the recomputes that the shape asks for.
+/// find_schedule, then supports, then build, then the recomputes and the replicas that the shape asks for. A schedule sees
+/// the shape of one replica: `supports`, `build` and `expect` know nothing of the others.
+///
+/// \errors those of find_schedule, supports and build; "schedule.replicas" (ranks or micro-batches that the replicas do not
+///         divide, and what replicate refuses)
 Result<Schedule> build_schedule(std::string_view name, const ScheduleShape& shape);
 
 namespace detail {

@@ -47,27 +47,39 @@ struct Cell {
 
 /// Group g runs g steps behind group 0. In every step
 ///
-///   1. the weights of the next step: owner -> staging rank where the owner is in another group, then a broadcast in the
-///      group; nothing at the turns F W_{P-1} -> B W_{P-1} and B W_0 -> F W_0, where the shard is here already;
+///   1. the weights of the next step: owner -> staging rank where the owner is in another group, then (behind the op) a
+///      broadcast in the group; nothing at the turns F W_{P-1} -> B W_{P-1} and B W_0 -> F W_0, where the shard is here;
 ///   2. the gradients of the step before: a reduction in the group, to the owner or to the staging rank;
 ///   3. the op, behind which the old weights are freed;
 ///   4. the reduced gradient goes to its owner in another group, which adds it a step later.
+///
+/// Without prefetch the weights are those of the step itself, and its op waits for them.
 class StepWriter {
  public:
-  StepWriter(const Topology& topology, int rounds, Layout& layout)
-      : t_(topology), rounds_(rounds), layout_(layout), rows_(topology.num_ranks()) {
+  StepWriter(const Topology& topology, int rounds, int prefetch, Layout& layout)
+      : t_(topology), rounds_(rounds), prefetch_(prefetch), layout_(layout), rows_(topology.num_ranks()) {
     for (int group = 0; group < t_.num_groups(); ++group) sets_.push_back(intern_rank_set(layout, t_.members(group)));
   }
 
   std::vector<Row> write() && {
     const int last = 2 * t_.num_ranks() * rounds_ + t_.num_groups() - 2;
     // One step before the first op for the first broadcast, one behind the last for the last gradient.
-    for (int step = -1; step <= last + 1; ++step) {
+    for (int step = -prefetch_; step <= last + 1; ++step) {
       for (int group = 0; group < t_.num_groups(); ++group) {
-        fetch(group, step);
+        fetch(group, step + prefetch_);
         reduce(group, step);
       }
-      for (int group = 0; group < t_.num_groups(); ++group) compute(group, step);
+      for (int group = 0; group < t_.num_groups(); ++group) {
+        compute(group, step);
+        if (const auto shard = missing(group, step + prefetch_); shard && comes_late(group, *shard))
+          broadcast(group, *shard);
+        for (int rank = t_.first(group); rank < t_.end(group); ++rank) {
+          finish_reduction(group, rank, step);
+          add_received(rank);
+          rows_.wait_sends(rank);
+          release(group, rank, step);
+        }
+      }
       for (int group = 0; group < t_.num_groups(); ++group) send_home(group, step);
       rows_.turn_of_all();
     }
@@ -89,18 +101,31 @@ class StepWriter {
   }
   [[nodiscard]] GroupId weights(int shard) const { return group_of_stage(layout_, shard); }
 
-  void fetch(int group, int step) {
-    const auto next = cell(group, step + 1);
+  /// The shard that a group needs for a step and has not from the step before.
+  [[nodiscard]] std::optional<int> missing(int group, int step) const {
     const auto now = cell(group, step);
-    if (!next || (now && now->shard == next->shard)) return;
-    const Value value = Value::weight(weights(next->shard));
-    const int root = t_.stage(group, next->shard);
-    if (!t_.owns(group, next->shard)) rows_.move(value, t_.owner(next->shard), root);
+    const auto before = cell(group, step - 1);
+    if (!now || (before && before->shard == now->shard)) return {};
+    return now->shard;
+  }
+
+  /// A shard that must come from another group first is broadcast behind the op of the step, so that no lane stands at the
+  /// broadcast while the message is under way.
+  [[nodiscard]] bool comes_late(int group, int shard) const { return prefetch_ > 0 && !t_.owns(group, shard); }
+
+  void fetch(int group, int step) {
+    const auto shard = missing(group, step);
+    if (!shard) return;
+    if (!t_.owns(group, *shard)) rows_.move(Value::weight(weights(*shard)), t_.owner(*shard), t_.stage(group, *shard));
+    if (!comes_late(group, *shard)) broadcast(group, *shard);
+  }
+
+  void broadcast(int group, int shard) {
     for (int rank = t_.first(group); rank < t_.end(group); ++rank)
       rows_.put(rank, Collective{.kind = CollectiveKind::kBroadcast,
                                  .ranks = sets_[static_cast<std::size_t>(group)],
-                                 .root = RankId{root},
-                                 .value = value});
+                                 .root = RankId{t_.stage(group, shard)},
+                                 .value = Value::weight(weights(shard))});
   }
 
   /// The shard whose gradient the group reduces in this step.
@@ -122,22 +147,26 @@ class StepWriter {
 
   void compute(int group, int step) {
     const auto now = cell(group, step);
+    if (!now) return;
+    for (int rank = t_.first(group); rank < t_.end(group); ++rank)
+      rows_.put(rank, Op{.kind = now->kind,
+                         .stage = StageId{now->shard},
+                         .microbatch = MicrobatchId{now->round * t_.num_ranks() + rank},
+                         .slice = {}});
+  }
+
+  void finish_reduction(int group, int rank, int step) {
+    if (const auto shard = reduced(group, step))
+      rows_.put(rank, WaitCollective{.kind = CollectiveKind::kReduce, .value = Value::weight_grad(weights(*shard))});
+  }
+
+  /// Drops the step's weights unless the next step wants them again.
+  void release(int group, int rank, int step) {
+    const auto now = cell(group, step);
     const auto next = cell(group, step + 1);
-    const auto shard = reduced(group, step);
-    for (int rank = t_.first(group); rank < t_.end(group); ++rank) {
-      if (now)
-        rows_.put(rank, Op{.kind = now->kind,
-                           .stage = StageId{now->shard},
-                           .microbatch = MicrobatchId{now->round * t_.num_ranks() + rank},
-                           .slice = {}});
-      if (shard)
-        rows_.put(rank, WaitCollective{.kind = CollectiveKind::kReduce, .value = Value::weight_grad(weights(*shard))});
-      add_received(rank);
-      rows_.wait_sends(rank);
-      const bool stays = next && now && next->shard == now->shard;
-      if (now && !stays && t_.owner(now->shard) != rank)
-        rows_.put(rank, Free{.value = Value::weight(weights(now->shard))});
-    }
+    const bool stays = next && now && next->shard == now->shard;
+    if (now && !stays && t_.owner(now->shard) != rank)
+      rows_.put(rank, Free{.value = Value::weight(weights(now->shard))});
   }
 
   void send_home(int group, int step) {
@@ -157,6 +186,7 @@ class StepWriter {
 
   Topology t_;
   int rounds_;
+  int prefetch_;
   const Layout& layout_;
   WeightRows rows_;
   std::vector<RankSetId> sets_;
@@ -169,13 +199,21 @@ Result<> supports(const ScheduleShape& shape) {
     return make_error(ErrorCode::kInvalidArgument, "schedule.groups",
                       "tawpipe: makes groups of equal size, got --groups {} and --ranks {}; use a divisor of {}",
                       *shape.groups, shape.ranks, shape.ranks);
+  if (shape.prefetch && (*shape.prefetch < 0 || *shape.prefetch > 1))
+    return make_error(ErrorCode::kInvalidArgument, "schedule.size",
+                      "tawpipe: fetches the weights of one step ahead, or none, got --prefetch {}; use 0 or 1",
+                      *shape.prefetch);
   return {};
 }
+
+constexpr int kDefaultPrefetch = 1;
 
 Result<Schedule> build(const ScheduleShape& shape) {
   const Topology topology(shape.ranks, groups_of(shape));
   PLAIT_TRY(Layout layout, sharded_by_owner("tawpipe", shape, [&](int shard) { return topology.owner(shard); }));
-  std::vector<Row> rows = StepWriter(topology, *shape.microbatches / shape.ranks, layout).write();
+  std::vector<Row> rows =
+      StepWriter(topology, *shape.microbatches / shape.ranks, shape.prefetch.value_or(kDefaultPrefetch), layout)
+          .write();
   return Schedule{.layout = std::move(layout), .rows = std::move(rows)};
 }
 
@@ -192,7 +230,7 @@ Expectation expect(const ScheduleShape& shape) {
       .sends = weights + gradients,
       .published_bubble_ratio = (skew + n) / ((3 * n + static_cast<double>(d) - 1) * static_cast<double>(p) + n)};
   // Two groups wait for nothing once transfers take no time; from three on, an owner in a group ahead sends too late.
-  if (d <= 2) {
+  if (d <= 2 && shape.prefetch.value_or(kDefaultPrefetch) == 1) {
     expectation.makespan = *shape.microbatches * work(shape.times);
     expectation.max_idle = 0;
   }

@@ -172,6 +172,23 @@ std::optional<RingWork> interleaved_backward(const RingPlan& plan, int rank, int
   return RingWork{.shard = p - 1 - u % p, .microbatch = u / p * p + rank};
 }
 
+Result<> check_ring(std::string_view name, const ScheduleShape& shape) {
+  PLAIT_TRY_VOID(check_rounds(name, shape));
+  if (shape.groups)
+    return make_error(ErrorCode::kInvalidArgument, "schedule.flag",
+                      "{}: has one ring, got --groups {}; leave it out, or use tawpipe", name, *shape.groups);
+  if (shape.prefetch)
+    return make_error(ErrorCode::kInvalidArgument, "schedule.flag",
+                      "{}: weights come a turn ahead, got --prefetch {}; leave it out, or use tawpipe or fsdp", name,
+                      *shape.prefetch);
+  return {};
+}
+
+Expectation expect_ring(const RingPlan& plan, int peak_units) {
+  return Expectation{.peak_activation_units = std::vector<int>(static_cast<std::size_t>(plan.ranks), peak_units),
+                     .sends = count_ring_sends(plan)};
+}
+
 Result<Schedule> write_ring(std::string_view name, const ScheduleShape& shape, const RingPlan& plan) {
   PLAIT_TRY(Layout layout, sharded_by_owner(name, shape, [&](int shard) { return owner_of(shard, shape.ranks); }));
   std::vector<Row> rows = RingWriter(plan, layout).write();

@@ -40,6 +40,14 @@ struct RingPlan {
 std::optional<RingWork> interleaved_forward(const RingPlan& plan, int rank, int turn);
 std::optional<RingWork> interleaved_backward(const RingPlan& plan, int rank, int turn);
 
+/// check_rounds, and nothing that a ring has no use for: groups, prefetch.
+Result<> check_ring(std::string_view name, const ScheduleShape& shape);
+
+/// Closed forms: messages, and `peak_units` shards of stashes on every rank. No makespan: with two buffers a flow, the last
+/// rank cannot hand on before the first has come round to take it, so the ring runs about as in lock step even where
+/// transfers take no time.
+Expectation expect_ring(const RingPlan& plan, int peak_units);
+
 /// Writes the plan down. Per turn and rank: hand on the weights held and post the receives of the next ones; the backward,
 /// the sum with the gradient that arrived, its hop; the forward; the waits, and the copies are freed.
 ///

@@ -8,6 +8,7 @@ Result<> check_rounds(std::string_view name, const ScheduleShape& shape) {
   ScheduleShape plain = shape;
   plain.rounds.reset();
   plain.groups.reset();
+  plain.prefetch.reset();
   if (shape.rounds && *shape.rounds < 1)
     return make_error(ErrorCode::kInvalidArgument, "schedule.size", "{}: --rounds is {}; at least 1 is needed", name,
                       *shape.rounds);

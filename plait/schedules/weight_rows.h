@@ -11,7 +11,7 @@
 namespace plait {
 
 /// Refuses what such a system cannot take: sizes below one, slices, layers that P does not divide, a number of
-/// micro-batches that is not R P, and flags of other systems. `--groups` is for the caller to judge.
+/// micro-batches that is not R P, and flags of other systems. `--groups` and `--prefetch` are for the caller to judge.
 Result<> check_rounds(std::string_view name, const ScheduleShape& shape);
 
 /// One shard per rank, `owner(shard)` its only home. A tied token table is held by all ranks: both ends of the model

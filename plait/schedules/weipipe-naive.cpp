@@ -1,16 +1,10 @@
-#include "plait/schedules/common.h"
 #include "plait/schedules/weight_ring.h"
-#include "plait/schedules/weight_rows.h"
 
 namespace plait {
 namespace {
 
 Result<> supports(const ScheduleShape& shape) {
-  PLAIT_TRY_VOID(check_rounds("weipipe-naive", shape));
-  if (shape.groups)
-    return make_error(ErrorCode::kInvalidArgument, "schedule.flag",
-                      "weipipe-naive: has one ring, got --groups {}; leave it out, or use tawpipe", *shape.groups);
-  return {};
+  return check_ring("weipipe-naive", shape);
 }
 
 /// Per micro-batch P turns with F, then P turns with B. Both weight flows keep turning although a turn uses only one of
@@ -36,11 +30,8 @@ Result<Schedule> build(const ScheduleShape& shape) {
   return write_ring("weipipe-naive", shape, plan_of(shape));
 }
 
-/// No makespan: with two buffers a flow, the last rank cannot hand on before the first has come round to take it, so the
-/// ring runs about as in lock step even where transfers take no time.
 Expectation expect(const ScheduleShape& shape) {
-  return Expectation{.peak_activation_units = std::vector<int>(static_cast<std::size_t>(shape.ranks), shape.ranks),
-                     .sends = count_ring_sends(plan_of(shape))};
+  return expect_ring(plan_of(shape), shape.ranks);
 }
 
 constexpr ScheduleInfo kInfo{

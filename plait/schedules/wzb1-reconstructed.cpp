@@ -1,16 +1,10 @@
-#include "plait/schedules/common.h"
 #include "plait/schedules/weight_ring.h"
-#include "plait/schedules/weight_rows.h"
 
 namespace plait {
 namespace {
 
 Result<> supports(const ScheduleShape& shape) {
-  PLAIT_TRY_VOID(check_rounds("wzb1-reconstructed", shape));
-  if (shape.groups)
-    return make_error(ErrorCode::kInvalidArgument, "schedule.flag",
-                      "wzb1-reconstructed: has one ring, got --groups {}; leave it out, or use tawpipe", *shape.groups);
-  return {};
+  return check_ring("wzb1-reconstructed", shape);
 }
 
 /// Interleave with B and W apart. In the last round rank r leaves the W of shards above r for P turns later, when D_j
@@ -37,12 +31,8 @@ Result<Schedule> build(const ScheduleShape& shape) {
   return write_ring("wzb1-reconstructed", shape, plan_of(shape));
 }
 
-/// No makespan: with two buffers a flow, the last rank cannot hand on before the first has come round to take it, so the
-/// ring runs about as in lock step even where transfers take no time.
 Expectation expect(const ScheduleShape& shape) {
-  const int p = shape.ranks;
-  std::vector<int> peaks(static_cast<std::size_t>(p), p);
-  return Expectation{.peak_activation_units = std::move(peaks), .sends = count_ring_sends(plan_of(shape))};
+  return expect_ring(plan_of(shape), shape.ranks);
 }
 
 constexpr ScheduleInfo kInfo{

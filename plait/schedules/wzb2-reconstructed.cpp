@@ -1,6 +1,4 @@
-#include "plait/schedules/common.h"
 #include "plait/schedules/weight_ring.h"
-#include "plait/schedules/weight_rows.h"
 
 #include <algorithm>
 
@@ -8,11 +6,7 @@ namespace plait {
 namespace {
 
 Result<> supports(const ScheduleShape& shape) {
-  PLAIT_TRY_VOID(check_rounds("wzb2-reconstructed", shape));
-  if (shape.groups)
-    return make_error(ErrorCode::kInvalidArgument, "schedule.flag",
-                      "wzb2-reconstructed: has one ring, got --groups {}; leave it out, or use tawpipe", *shape.groups);
-  return {};
+  return check_ring("wzb2-reconstructed", shape);
 }
 
 /// Interleave with B and W apart: every W stands P turns behind its B, when D_j comes past again. Nothing waits for a W
@@ -32,12 +26,8 @@ Result<Schedule> build(const ScheduleShape& shape) {
   return write_ring("wzb2-reconstructed", shape, plan_of(shape));
 }
 
-/// No makespan: with two buffers a flow, the last rank cannot hand on before the first has come round to take it, so the
-/// ring runs about as in lock step even where transfers take no time.
 Expectation expect(const ScheduleShape& shape) {
-  const int p = shape.ranks;
-  std::vector<int> peaks(static_cast<std::size_t>(p), std::min(2, *shape.microbatches / p) * p);
-  return Expectation{.peak_activation_units = std::move(peaks), .sends = count_ring_sends(plan_of(shape))};
+  return expect_ring(plan_of(shape), std::min(2, *shape.microbatches / shape.ranks) * shape.ranks);
 }
 
 constexpr ScheduleInfo kInfo{

@@ -1,14 +1,10 @@
-#include "plait/schedules/common.h"
 #include "plait/schedules/data_parallel.h"
 
 namespace plait {
 namespace {
 
 Result<> supports(const ScheduleShape& shape) {
-  if (shape.prefetch || shape.reshard != Reshard::kAfterForward)
-    return make_error(ErrorCode::kInvalidArgument, "schedule.flag",
-                      "zero1: gathers once a step; leave --prefetch and --reshard out, or use fsdp");
-  return check_data_parallel("zero1", shape);
+  return check_data_parallel("zero1", shape, GatherFlags::kRefused);
 }
 
 /// A step starts with shards, as the optimizer left them: the gather that would end the last step hides under the first

@@ -4,6 +4,7 @@
 #include "plait/base/result.h"
 #include "plait/ir/program.h"
 #include "plait/sim/cluster.h"
+#include "plait/sim/rank_memory.h"
 
 #include <cstdint>
 #include <optional>
@@ -59,6 +60,8 @@ struct CostModel {
   Bytes block_bytes{1};            ///< the allocator rounds every buffer up to a multiple of it
   std::int64_t latency = 0;        ///< fixed time of a transfer between ranks, where there is no cluster
   std::optional<Cluster> cluster;  ///< links with bandwidth and sharing
+  /// Per rank, for one program: its memory is this, whatever the bytes above say. Empty: it follows from them.
+  std::vector<RankMemory> known_memory;
 
   [[nodiscard]] std::size_t at(OpKind kind, StageId stage, SliceId slice) const {
     return (static_cast<std::size_t>(kind) * static_cast<std::size_t>(num_stages) + stage.index()) *

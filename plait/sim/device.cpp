@@ -49,9 +49,11 @@ class Clock {
     const double flops = forward_flops(shape_, sharding_, part);
     const double all_reduce = t > 1 ? 2 * (t - 1) / t * whole / link(options_.tensor) : 0;
     PartSeconds s;
+    const double width = static_cast<double>(shape_.hidden) / t;
+    const double gemm_rate =
+        device_.peak_flops * calibration_.gemm_efficiency * width / (width + calibration_.gemm_half_width);
     const auto gemms = [&](double count) {
-      const double once =
-          flops / (device_.peak_flops * calibration_.gemm_efficiency) + count * calibration_.gemm_seconds;
+      const double once = flops / gemm_rate + count * calibration_.gemm_seconds;
       s.forward += once;
       s.backward += once;
       s.weight += once;

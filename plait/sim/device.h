@@ -47,7 +47,8 @@ struct DeviceOptions {
 
 /// Fills in the times of a cost model, in nanoseconds (unit "s"), from shapes and a device:
 ///
-///   matrix products   flops / (peak x gemm_efficiency x w / (w + gemm_half_width)), w = D / t, + gemm_seconds each; twice for the backward (B and W once each)
+///   matrix products   flops / (peak x gemm_efficiency x w / (w + gemm_half_width)), w = D / t, + gemm_seconds each; twice for
+///                     the backward (B and W once each)
 ///   attention core    flops / (peak x attention_efficiency); backward 2.5 times (flash makes the scores again) or 2;
 ///                     unfused also moves its scores: 6 passes forward, 8 backward
 ///   elementwise       bytes / (memory bandwidth x efficiency): 10 passes over B T D, 2 over the MLP's inner tensor, 6 over

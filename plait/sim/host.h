@@ -23,8 +23,9 @@ enum class Phase : std::uint8_t {
   kForwardOnly,  ///< keeps nothing
   kBackward,     ///< gradient of the input
   kWeight,       ///< gradient of the weights
+  kBoth,         ///< both gradients at once, part by part
 };
-inline constexpr int kNumPhases = 4;
+inline constexpr int kNumPhases = 5;
 inline constexpr int kNumPartKinds = 6;
 
 /// Other ranks compute at the same time, or none does.
@@ -38,30 +39,9 @@ struct Grid {
   friend bool operator==(const Grid&, const Grid&) = default;
 };
 
-/// Products of lengths that tensors have, in elements: R = B T rows, Q = N H, K = G H.
-enum class Length : std::uint8_t {
-  kOne,
-  kRows,        ///< R
-  kHidden,      ///< R D
-  kQuery,       ///< R Q
-  kKey,         ///< R K
-  kHeads,       ///< R N
-  kFfn,         ///< R F
-  kLogits,      ///< R V
-  kLogitChunk,  ///< as many rows of logits as the engine makes at once
-};
-inline constexpr int kNumLengths = 9;
-std::string_view to_string(Length length);
-double length_of(const ModelShape& shape, std::int64_t tokens, Length length);
-
-/// Bytes as a sum over lengths.
-using Bytewise = std::array<double, kNumLengths>;
-
-/// What a part does to its rank's memory in one phase, and how its time compares with work_seconds.
+/// How a part's time in one phase compares with work_seconds.
 struct PartCost {
-  Bytewise live{};  ///< behind it minus in front of it, with what it is given and gives
-  Bytewise peak{};  ///< highest while it runs, above what was there in front of it
-  Grid alone;       ///< measured over modelled time: over (R, D); attn (T, H), head (R, V)
+  Grid alone;  ///< measured over modelled time: over (R, D); attn (T, H), head (R, V)
   Grid shared;
   friend bool operator==(const PartCost&, const PartCost&) = default;
 };
@@ -109,8 +89,7 @@ double work_seconds(const TypeCosts& type, Company company, const ModelShape& sh
 
 /// Times and bytes of a program on the calibrated machine, one rank a core.
 ///
-/// Bytes are those that the engine's allocator charges to a rank: a message belongs to nobody from its Send until its
-/// reader takes it. Does not cover: stashes that travel, more ranks than cores, emulated links, fp64 checkpoints on the way.
+/// Bytes are those of engine_memory. Does not cover: more ranks than cores, emulated links.
 ///
 /// \errors kInvalidArgument "host.type": not calibrated; "host.cores": more ranks than cores; those of check_shape
 Result<CostModel> host_costs(const Program& program, const ModelShape& shape, const Calibration& calibration,

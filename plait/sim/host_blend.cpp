@@ -1,3 +1,4 @@
+#include "plait/sim/engine_memory/engine_memory.h"
 #include "plait/sim/host.h"
 #include "plait/sim/simulate.h"
 
@@ -47,7 +48,10 @@ std::int64_t shared_part(const std::vector<Spans>& busy, std::size_t rank, std::
 
 Result<CostModel> blended_costs(const Program& program, const ModelShape& shape, const Calibration& calibration) {
   PLAIT_TRY(CostModel costs, host_costs(program, shape, calibration, Company::kAlone));
-  if (program.layout.num_ranks == 1) return costs;
+  if (program.layout.num_ranks == 1) {
+    PLAIT_TRY(costs.known_memory, engine_memory(program, shape));
+    return costs;
+  }
   const CostModel alone = costs;
   PLAIT_TRY(const CostModel shared, host_costs(program, shape, calibration, Company::kShared));
   costs = shared;
@@ -85,6 +89,7 @@ Result<CostModel> blended_costs(const Program& program, const ModelShape& shape,
       costs.groups[g].step_ticks =
           between(alone.groups[g].step_ticks, shared.groups[g].step_ticks, step_in_company[g], step_in_all[g]);
   }
+  PLAIT_TRY(costs.known_memory, engine_memory(program, shape));
   return costs;
 }
 

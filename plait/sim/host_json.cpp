@@ -13,19 +13,12 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kFormat = "plait-host";
 constexpr std::array<const char*, kNumPartKinds> kParts = {"embed", "norm", "qkv", "attn", "post", "head"};
-constexpr std::array<const char*, kNumPhases> kPhases = {"forward", "forward_only", "backward", "weight"};
+constexpr std::array<const char*, kNumPhases> kPhases = {"forward", "forward_only", "backward", "weight", "both"};
 constexpr std::array<const char*, 3> kProducts = {"forward", "backward", "weight"};
 constexpr double kMostNumber = 1e18;
 
 Json as_json(const Grid& grid) {
   return {{"axes", grid.axes}, {"values", grid.values}};
-}
-
-Json as_json(const Bytewise& bytes) {
-  Json json = Json::object();
-  for (std::size_t i = 0; i < bytes.size(); ++i)
-    if (bytes[i] != 0) json[std::string(to_string(static_cast<Length>(i)))] = bytes[i];
-  return json;
 }
 
 /// Reads and keeps the first problem, so that the reading code stays a list of keys.
@@ -75,20 +68,6 @@ class Reader {
       complain("\"" + key + "\" has " + std::to_string(grid.values.size()) + " values for its axes");
     return grid;
   }
-  Bytewise bytes(const Json& in, const std::string& key) {
-    Bytewise bytes{};
-    const Json& json = object(in, key);
-    for (const auto& [name, number] : json.items()) {
-      bool known = false;
-      for (int i = 0; i < kNumLengths; ++i) {
-        if (to_string(static_cast<Length>(i)) != name) continue;
-        known = number.is_number();
-        if (known) bytes[static_cast<std::size_t>(i)] = number.get<double>();
-      }
-      if (!known) complain(fmt::format("\"{}\" has an unknown length \"{}\"", key, name));
-    }
-    return bytes;
-  }
   void complain(std::string what) {
     if (problem.empty()) problem = std::move(what);
   }
@@ -136,10 +115,7 @@ Result<Calibration> parse_calibration(std::string_view text) {
         for (std::size_t part = 0; part < kParts.size(); ++part) {
           for (std::size_t phase = 0; phase < kPhases.size(); ++phase) {
             const Json& one = reader.object(reader.object(parts, kParts[part]), kPhases[phase]);
-            costs.parts[part][phase] = {.live = reader.bytes(one, "live"),
-                                        .peak = reader.bytes(one, "peak"),
-                                        .alone = reader.grid(one, "alone", 2),
-                                        .shared = reader.grid(one, "shared", 2)};
+            costs.parts[part][phase] = {.alone = reader.grid(one, "alone", 2), .shared = reader.grid(one, "shared", 2)};
           }
         }
       }
@@ -168,9 +144,7 @@ std::string calibration_json(const Calibration& calibration) {
       for (std::size_t part = 0; part < kParts.size(); ++part) {
         for (std::size_t phase = 0; phase < kPhases.size(); ++phase) {
           const PartCost& cost = costs.parts[part][phase];
-          entry["mlps"][mlp][kParts[part]][kPhases[phase]] = {{"live", as_json(cost.live)},
-                                                              {"peak", as_json(cost.peak)},
-                                                              {"alone", as_json(cost.alone)},
+          entry["mlps"][mlp][kParts[part]][kPhases[phase]] = {{"alone", as_json(cost.alone)},
                                                               {"shared", as_json(cost.shared)}};
         }
       }

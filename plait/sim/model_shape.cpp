@@ -1,5 +1,7 @@
 #include "plait/sim/model_shape.h"
 
+#include "plait/sim/edge_bytes.h"
+
 #include <algorithm>
 
 namespace plait {
@@ -156,10 +158,11 @@ Result<> add_memory(const Layout& layout, const ModelShape& shape, const Shardin
   const auto rounded = [&](std::int64_t bytes) { return (bytes + block - 1) / block * block; };
   costs.block_bytes = options.block;
   costs.fixed_bytes = options.fixed;
-  const std::int64_t cut = sharding.sequence == SequenceParallel::kOn ? sharding.tensor : 1;
-  const std::int64_t edge =
-      shape.element_bytes * shape.batch * shape.tokens * shape.hidden / sharding.context / cut / layout.num_slices;
-  std::fill(costs.edge_bytes.begin(), costs.edge_bytes.end(), Bytes{edge});
+  for (std::size_t e = 0; e < layout.edges.size(); ++e) {
+    const std::int64_t whole = edge_bytes(layout, shape, sharding, EdgeId{static_cast<std::int32_t>(e)});
+    for (int q = 0; q < layout.num_slices; ++q)
+      costs.edge_bytes[costs.cell(e, SliceId{q})] = Bytes{whole / layout.num_slices};
+  }
   for (std::size_t g = 0; g < layout.groups.size(); ++g) {
     std::int64_t parameters = 0;
     for (const int part : layout.groups[g].parts)
@@ -184,8 +187,13 @@ Result<> add_memory(const Layout& layout, const ModelShape& shape, const Shardin
       if (kind == PartKind::kAttn) attention += kept;
       if (kind == PartKind::kHead) logits += logit_bytes(shape, sharding) / layout.num_slices;
     }
-    const auto in = static_cast<std::int64_t>(layout.edges_into(stage).size()) * rounded(edge);
-    const auto out = static_cast<std::int64_t>(layout.edges_out_of(stage).size()) * rounded(edge);
+    const auto sum = [&](const std::vector<EdgeId>& edges) {
+      std::int64_t bytes = 0;
+      for (const EdgeId edge : edges) bytes += rounded(costs.edge_bytes[costs.cell(edge.index(), SliceId{0})].value());
+      return bytes;
+    };
+    const std::int64_t in = sum(layout.edges_into(stage));
+    const std::int64_t out = sum(layout.edges_out_of(stage));
     // What F leaves; R makes the rest.
     std::int64_t kept = stash;
     if (layout.recompute != Recompute::kNone) kept = in;
@@ -213,6 +221,8 @@ Result<> add_memory(const Layout& layout, const ModelShape& shape, const Shardin
 }
 
 MemoryOwners memory_owners(const Program& program, const CostModel& costs, RankId rank, int position) {
+  if (!costs.known_memory.empty() && position >= 0)
+    return costs.known_memory[rank.index()].during[static_cast<std::size_t>(position)];
   const Layout& layout = program.layout;
   MemoryOwners owners{.fixed = costs.fixed_bytes.value()};
   for (std::size_t g = 0; g < layout.groups.size(); ++g) {

@@ -5,6 +5,7 @@
 #include "plait/ir/parts.h"
 #include "plait/ir/program.h"
 #include "plait/sim/cost_model.h"
+#include "plait/sim/rank_memory.h"
 
 #include <cstdint>
 
@@ -123,24 +124,7 @@ OptimizerBytes adam_bytes(std::int64_t element_bytes);
 Result<> add_memory(const Layout& layout, const ModelShape& shape, const Sharding& sharding,
                     const MemoryOptions& options, CostModel& costs);
 
-/// Who owns a rank's bytes.
-struct MemoryOwners {
-  std::int64_t weights = 0;
-  std::int64_t gradients = 0;
-  std::int64_t optimizer = 0;
-  std::int64_t stash = 0;         ///< activations kept for the backward
-  std::int64_t logits = 0;        ///< kept for the backward of the head
-  std::int64_t weight_stash = 0;  ///< kept from B to W
-  std::int64_t buffers = 0;       ///< activations and gradients that wait for their reader or for the wire
-  std::int64_t transient = 0;     ///< while the op at the position runs
-  std::int64_t fixed = 0;
-  [[nodiscard]] std::int64_t total() const {
-    return weights + gradients + optimizer + stash + logits + weight_stash + buffers + transient + fixed;
-  }
-  friend bool operator==(const MemoryOwners&, const MemoryOwners&) = default;
-};
-
-/// What a rank holds at an instruction (RankFigures::peak_position, say), for resident weights.
+/// What a rank holds at an instruction (RankFigures::peak_position, say), for resident weights or known memory.
 MemoryOwners memory_owners(const Program& program, const CostModel& costs, RankId rank, int position);
 
 }  // namespace plait

@@ -587,6 +587,7 @@ SimResult Replay::figures() {
   }
   result.times = std::move(times_);
   result.held = std::move(held_);
+  take_known_memory(result);
   result.messages = std::move(messages_);
   return result;
 }

@@ -202,6 +202,7 @@ class Replay {
 
   Result<> check_limits() const;
   void place_static_bytes();
+  void take_known_memory(SimResult& result) const;
   [[nodiscard]] std::vector<bool> gradients_that_leave() const;
   /// Buffers of weights and gradients are whole ones at both ends, whatever is counted for activations.
   [[nodiscard]] bool at_both_ends(const Value& value) const {

@@ -1,4 +1,4 @@
-// What lies on a rank before its first instruction.
+// What lies on a rank before its first instruction, and what is known of its bytes beforehand.
 
 #include "plait/sim/replay.h"
 
@@ -37,6 +37,22 @@ void Replay::place_static_bytes() {
     }
   }
   for (Lane& lane : lanes_) lane.peak_bytes = lane.bytes;
+}
+
+void Replay::take_known_memory(SimResult& result) const {
+  for (std::size_t rank = 0; rank < costs_.known_memory.size(); ++rank) {
+    const RankMemory& memory = costs_.known_memory[rank];
+    RankFigures& figures = result.ranks[rank];
+    figures.peak_bytes = 0;
+    for (std::size_t at = 0; at < memory.during.size(); ++at) {
+      const std::int64_t bytes = memory.during[at].total();
+      if (bytes > figures.peak_bytes) {
+        figures.peak_bytes = bytes;
+        figures.peak_position = static_cast<int>(at);
+      }
+      if (!result.held.empty()) result.held[rank][at].bytes = memory.behind[at];
+    }
+  }
 }
 
 }  // namespace plait::sim_detail

@@ -12,6 +12,12 @@ namespace plait {
 
 Result<SimResult> simulate(const Program& program, const CostModel& costs, const SimOptions& options) {
   PLAIT_TRY_VOID(check_costs(program.layout, costs));
+  bool fits = costs.known_memory.empty() || costs.known_memory.size() == program.rows.size();
+  for (std::size_t rank = 0; fits && rank < costs.known_memory.size(); ++rank)
+    fits = costs.known_memory[rank].during.size() == program.rows[rank].size() &&
+           costs.known_memory[rank].behind.size() == program.rows[rank].size();
+  if (!fits)
+    return make_error(ErrorCode::kInvalidArgument, "sim.cost_shape", "the known memory is that of another program");
   return sim_detail::Replay(program, costs, options).run();
 }
 

@@ -248,8 +248,14 @@ TEST(Tawpipe, HoldsThreeWeightsAndOneMicrobatchWhateverTheRounds) {
       // The owner's own, the one of this step and the one of the next.
       const auto weights = shards_held(program, Bytes{1}, Bytes{0});
       EXPECT_EQ(*std::max_element(weights.begin(), weights.end()), 3);
-      // The owner's own, the one that this step's backward writes, the one under reduction; with two groups one that comes
-      // or leaves, with more of them both at a time.
+      // A rank holds its accumulator (1), the D that this step's backward writes (2), and the D of the step before, which is
+      // reduced under it and may not be written (3). What is sent home leaves at the end of a step and is waited for in the
+      // next; what is received is posted at the end of a step and added in the next: at most one of each at a time. Rank k
+      // of group g reduces shard kD + x at step T - kD - x + g (B descends, T as for group 0 and shard 0): it sends those of
+      // x != g at T - kD - x + g and receives shard kD + g from group g' at T - kD - g + g'. With D = 2 the two are
+      // |2g - x - g'| = 2 steps apart, so only one of the buffers is in use (4); with D >= 3 a group in the middle has
+      // x = 2g - g', both at once (5). With D = 1 nothing is sent (3). The card's 3 leaves the overlap of reduction and
+      // backward out.
       const auto gradients = shards_held(program, Bytes{0}, Bytes{1});
       EXPECT_EQ(*std::max_element(gradients.begin(), gradients.end()), std::min(3 + sizes.groups - 1, 5))
           << sizes.ranks << " " << sizes.groups << " " << rounds;
@@ -271,6 +277,35 @@ TEST(Tawpipe, TransfersHideUnderAStepThatIsLongEnough) {
   for (const RankFigures& rank : result.ranks) EXPECT_LT(rank.exposed_transfer, 1000);
 }
 
+TEST(Tawpipe, WithoutPrefetchTheSameMessagesComeWithTheStepThatNeedsThem) {
+  for (const Counts& c : kCounts) {
+    ScheduleShape shape = shape_of(c.ranks, c.groups, c.rounds);
+    shape.prefetch = 0;
+    const Program program = program_of("tawpipe", shape);
+    for (const TransferRule rule : {TransferRule::kBuffered, TransferRule::kBounded, TransferRule::kRendezvous})
+      ASSERT_EQ(rules_found(program, rule), std::vector<std::string>{}) << c.ranks << " " << c.groups;
+    int sends = 0;
+    for (std::size_t rank = 0; rank < program.rows.size(); ++rank) {
+      for (const Row& turn : turns_of(program.rows[rank])) {
+        int broadcast = -1;
+        for (const Instr& instr : turn) {
+          sends += std::holds_alternative<Send>(instr) ? 1 : 0;
+          if (const Collective* collective = std::get_if<Collective>(&instr);
+              collective != nullptr && collective->kind == CollectiveKind::kBroadcast)
+            broadcast = collective->value.group().value();
+          if (const Op* op = std::get_if<Op>(&instr); op != nullptr && broadcast >= 0) {
+            EXPECT_EQ(op->stage.value(), broadcast);
+          }
+        }
+      }
+    }
+    EXPECT_EQ(sends, c.weights + c.gradients) << c.ranks << " " << c.groups;
+    // The owner's own, and this step's.
+    const auto weights = shards_held(program, Bytes{1}, Bytes{0});
+    EXPECT_EQ(*std::max_element(weights.begin(), weights.end()), 2) << c.ranks << " " << c.groups;
+  }
+}
+
 TEST(Tawpipe, RefusalsNameTheNumbers) {
   const auto refused = [&](const ScheduleShape& shape) { return (*find_schedule("tawpipe"))->supports(shape).error(); };
   const Error groups = refused({.ranks = 8, .microbatches = 8, .groups = 3});
@@ -279,6 +314,8 @@ TEST(Tawpipe, RefusalsNameTheNumbers) {
   const Error microbatches = refused({.ranks = 4, .microbatches = 6, .groups = 2});
   EXPECT_EQ(microbatches.rule, "schedule.microbatches");
   EXPECT_NE(microbatches.message.find("--microbatches 6 and --ranks 4"), std::string::npos) << microbatches.message;
+  EXPECT_EQ(refused({.ranks = 4, .microbatches = 8, .groups = 2, .prefetch = 2}).message,
+            "tawpipe: fetches the weights of one step ahead, or none, got --prefetch 2; use 0 or 1");
 }
 
 // --- what else keeps its micro-batches where they are ---

@@ -344,7 +344,10 @@ TEST(Weipipe, TheFlawOfThePublicOrderIsCaught) {
   for (const auto& [p, turn, shard] : first_lacking) {
     std::set<int> workers;
     std::string of_worker_one;
-    for (const Finding& finding : verify(written(public_head(p, 2)))) {
+    const Ring ring = public_head(p, 2);
+    // What worker 1 holds there: the forward flow's shard and the reversed backward flow's.
+    const std::set<int> held = {ring.forward_shard(1, turn), ring.backward_shard(1, turn)};
+    for (const Finding& finding : verify(written(ring))) {
       EXPECT_EQ(finding.rule, "verify.wrong_weights") << finding.message;
       workers.insert(finding.rank->value());
       if (finding.rank == RankId{1} && of_worker_one.empty()) of_worker_one = finding.message;
@@ -353,11 +356,13 @@ TEST(Weipipe, TheFlawOfThePublicOrderIsCaught) {
     for (int r = 0; r < p; ++r)
       if (r != 0 && 2 * r != p) wrong.insert(r);
     EXPECT_EQ(workers, wrong) << p;
-    EXPECT_THAT(
-        of_worker_one,
-        ::testing::AllOf(::testing::HasSubstr("rank 1,"),
-                         ::testing::HasSubstr(fmt::format(
-                             "turn {}: expected the weights of group stage.{}, found copies of stage.", turn, shard))));
+    const std::string expected =
+        fmt::format("turn {}: expected the weights of group stage.{}, found copies of ", turn, shard);
+    EXPECT_THAT(of_worker_one, ::testing::AllOf(::testing::HasSubstr("rank 1,"), ::testing::HasSubstr(expected)));
+    const std::string found = of_worker_one.substr(std::min(of_worker_one.find(expected), of_worker_one.size()));
+    for (const int other : held)
+      EXPECT_THAT(found.substr(std::min(expected.size(), found.size())),
+                  ::testing::HasSubstr(fmt::format("stage.{}", other)));
   }
 }
 
@@ -420,8 +425,10 @@ TEST(Weipipe, HoldsSixTravellingShardsAndOneMicrobatchWhateverTheRounds) {
       const Program program = program_of("weipipe", shape_of(p, rounds));
       const auto weights = shards_held(program, Bytes{1}, Bytes{0});
       const auto gradients = shards_held(program, Bytes{0}, Bytes{1});
-      // Two of each weight flow, beside the rank's own; two gradients that travel, and at the end a complete one at home
-      // while the last ones pass by.
+      // Two of each weight flow, beside the rank's own. Gradients: two travel, the one of this turn and the one whose receive
+      // is posted. D_{P-1} is complete on worker P-1 in turn RP + P - 1 and at home on rank 0 one hop later, where it stays;
+      // D_{P-3} to D_0 are complete on worker P-1 from turn RP + P + 1 on and reach their homes (j + 2 hops) past rank 0. So
+      // the home of a shard that is complete early holds it beside the two: 2 + 1.
       for (const std::int64_t held : weights) EXPECT_EQ(held, 1 + 4) << p;
       for (const std::int64_t held : gradients) EXPECT_LE(held, 3) << p;
       EXPECT_GE(*std::max_element(gradients.begin(), gradients.end()), 2) << p;
@@ -474,6 +481,7 @@ TEST(Weipipe, RefusalsNameTheNumbers) {
   EXPECT_EQ(refused({.ranks = 4, .microbatches = 8, .rounds = 3}).rule, "schedule.rounds");
   EXPECT_EQ(refused({.ranks = 4, .microbatches = 8, .layers = 6}).rule, "schedule.layers");
   EXPECT_EQ(refused({.ranks = 4, .microbatches = 8, .groups = 2}).rule, "schedule.flag");
+  EXPECT_EQ(refused({.ranks = 4, .microbatches = 8, .prefetch = 1}).rule, "schedule.flag");
 }
 
 }  // namespace

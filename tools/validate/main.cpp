@@ -1,8 +1,10 @@
 #include "plait/base/files.h"
 
 #include "tools/validate/fit.h"
+#include "tools/validate/own_steps.h"
 #include "tools/validate/published_gain.h"
 #include "tools/validate/report.h"
+#include "tools/validate/weight_passing.h"
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
@@ -90,7 +92,12 @@ Result<> run(const std::string& data, const std::string& out, Constants constant
   PLAIT_TRY(const std::string h100, read_file(data + "/calibrations/dgxc.json"));
   PLAIT_TRY(const Calibration stack, parse_calibration(h100));
   PLAIT_TRY(const std::string gain, published_gain(devices.at("h20-96gb-sxm"), stack));
-  const std::string text = report(sets) + gain;
+  PLAIT_TRY(const std::string passing,
+            weight_passing(
+                data, devices.at("a100-80gb-sxm"),
+                constants == Constants::kFitted ? WeightPassingConstants::kFitted : WeightPassingConstants::kFromFile));
+  PLAIT_TRY(const std::string own, own_steps(data));
+  const std::string text = report(sets) + gain + passing + own;
   PLAIT_TRY_VOID(write_file(out, text));
   const std::size_t end = text.find("\n## ");
   fmt::print("{}\n", text.substr(text.find("| set"), end - text.find("| set")));

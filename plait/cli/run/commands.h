@@ -8,5 +8,6 @@ namespace plait::cli {
 Result<int> train_command(int argc, const char* const* argv);
 Result<int> eval_command(int argc, const char* const* argv);
 Result<int> generate_command(int argc, const char* const* argv);
+Result<int> bench_command(int argc, const char* const* argv);
 
 }  // namespace plait::cli

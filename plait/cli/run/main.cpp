@@ -8,17 +8,19 @@
 
 namespace {
 
-constexpr std::array<std::pair<std::string_view, plait::Result<int> (*)(int, const char* const*)>, 3> kCommands = {{
+constexpr std::array<std::pair<std::string_view, plait::Result<int> (*)(int, const char* const*)>, 4> kCommands = {{
     {"train", &plait::cli::train_command},
     {"eval", &plait::cli::eval_command},
     {"generate", &plait::cli::generate_command},
+    {"bench", &plait::cli::bench_command},
 }};
 
 constexpr std::string_view kUsage =
-    "usage: plait-run train|eval|generate [flags]; every command takes --help\n"
+    "usage: plait-run train|eval|generate|bench [flags]; every command takes --help\n"
     "  train     trains a model over several ranks by a schedule\n"
     "  eval      loss and perplexity of a model on some text\n"
     "  generate  continues a prompt\n"
+    "  bench     measures this machine\n"
     "exit codes: 0 done; 1 a schedule that does not pass the check; 2 refused flags; 3 unreadable files, failures at "
     "run\n"
     "time, and runs that were interrupted\n";

@@ -54,6 +54,8 @@ void ScheduleChoice::add_to(FlagSet& flags) {
   print("groups", shape.groups);
   print("prefetch", shape.prefetch);
   print("reshard", shape.reshard);
+  print("replicas", shape.replicas);
+  print("replica-state", shape.replica_state);
   print("order", shape.order);
   print("recompute", shape.recompute);
   print("qkv", shape.qkv);

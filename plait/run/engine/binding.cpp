@@ -394,6 +394,12 @@ class RowBinder {
     const GroupId group = collective.value.group();
     const bool alone = program_.layout.rank_sets[collective.ranks.index()].size() == 1;
     if (alone && is_resident(program_.layout.groups[group.index()], here())) return BoundInstr{BoundNothing{}};
+    if (alone && collective.kind == CollectiveKind::kBroadcast) {
+      // To nobody else: entered, it would hold on to the copy that nobody takes over.
+      BoundAwaitWeights own;
+      PLAIT_TRY_VOID(read_weight(instr, group, own.weights));
+      return BoundInstr{own};
+    }
     BoundGather bound{.collective = id, .group = group};
     if (collective.kind == CollectiveKind::kBroadcast && collective.root == here())
       PLAIT_TRY_VOID(read_weight(instr, group, bound.weights));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -68,7 +69,7 @@ class DelayedTransport : public Transport {
       last.at = std::max(last.at, entry.at);
       last.bytes = std::max(last.bytes, entry.bytes);
     }
-    return sleep_until(last.at + duration(id, member, Bytes{last.bytes}), deadline);
+    return sleep_until(end_of(id, member, last.at, Bytes{last.bytes}), deadline);
   }
   [[nodiscard]] RankId awaited(CollectiveId id, RankId member) const override { return inner_->awaited(id, member); }
   void stop() override { inner_->stop(); }
@@ -76,8 +77,8 @@ class DelayedTransport : public Transport {
  protected:
   /// When the last byte leaves the source, and when it arrives. On the source's thread.
   virtual std::pair<Clock::time_point, Clock::time_point> times(TransferId id, Bytes bytes) = 0;
-  /// From the entry of the last member to the end for `member`. \param bytes  of the whole value
-  virtual Clock::duration duration(CollectiveId id, RankId member, Bytes bytes) = 0;
+  /// When it ends for `member`. \param all_in  entry of the last member \param bytes  of the whole value
+  virtual Clock::time_point end_of(CollectiveId id, RankId member, Clock::time_point all_in, Bytes bytes) = 0;
   [[nodiscard]] std::uint64_t step() const { return step_; }
 
  private:
@@ -126,9 +127,22 @@ class EmulatedTransport final : public DelayedTransport {
         num_ranks_(static_cast<std::size_t>(routes().num_ranks)),
         links_(num_ranks_ * num_ranks_),
         out_of_(num_ranks_),
-        into_(num_ranks_) {}
+        into_(num_ranks_),
+        communicators_(routes().collectives.size()),
+        ends_(routes().collectives.size()) {
+    for (const CollectiveRoute& route : routes().collectives)
+      communicator_of_.push_back(sets_.try_emplace(route.members, sets_.size()).first->second);
+  }
+
+  void begin_step() override {
+    for (std::atomic<std::int64_t>& end : ends_) end.store(kOpen, std::memory_order_relaxed);
+    DelayedTransport::begin_step();
+  }
 
  private:
+  static constexpr std::int64_t kOpen = -1;
+  static constexpr std::int64_t kTaken = -2;
+
   [[nodiscard]] std::size_t group_of(RankId rank) const {
     return rank.index() / static_cast<std::size_t>(cluster_.ranks_per_group);
   }
@@ -150,7 +164,22 @@ class EmulatedTransport final : public DelayedTransport {
     return {left, left + std::chrono::nanoseconds(link.latency.value())};
   }
 
-  Clock::duration duration(CollectiveId id, RankId, Bytes bytes) override {
+  /// The first member that knows gives the collective its time on the communicator; the others read it.
+  Clock::time_point end_of(CollectiveId id, RankId, Clock::time_point all_in, Bytes bytes) override {
+    const auto at = static_cast<std::size_t>(id);
+    std::int64_t end = kOpen;
+    if (ends_[at].compare_exchange_strong(end, kTaken)) {
+      end = ticks(communicators_[communicator_of_[at]].take(all_in, duration(id, bytes)));
+      ends_[at].store(end);
+    }
+    while (end == kOpen || end == kTaken) {
+      std::this_thread::yield();
+      end = ends_[at].load();
+    }
+    return Clock::time_point(Clock::duration(end));
+  }
+
+  [[nodiscard]] Clock::duration duration(CollectiveId id, Bytes bytes) const {
     const CollectiveRoute& route = routes().collectives[static_cast<std::size_t>(id)];
     const bool inside = std::all_of(route.members.begin(), route.members.end(),
                                     [&](RankId member) { return group_of(member) == group_of(route.members.front()); });
@@ -172,6 +201,10 @@ class EmulatedTransport final : public DelayedTransport {
   std::vector<Lane> links_;   ///< per ordered pair inside a group
   std::vector<Lane> out_of_;  ///< per group: its port for what leaves
   std::vector<Lane> into_;    ///< per group: its port for what comes
+  std::map<std::vector<RankId>, std::size_t> sets_;
+  std::vector<std::size_t> communicator_of_;     ///< per collective: the one of its members
+  std::vector<Lane> communicators_;              ///< each runs one collective at a time
+  std::vector<std::atomic<std::int64_t>> ends_;  ///< per collective, in this step
 };
 
 /// Counter-based: the same three numbers always give the same result.
@@ -199,10 +232,10 @@ class RandomDelayTransport final : public DelayedTransport {
     const Clock::time_point due = Clock::now() + std::chrono::nanoseconds(delay);
     return {due, due};
   }
-  Clock::duration duration(CollectiveId id, RankId member, Bytes) override {
+  Clock::time_point end_of(CollectiveId id, RankId member, Clock::time_point all_in, Bytes) override {
     const auto range = static_cast<std::uint64_t>(most_.value()) + 1;
     const auto which = routes().transfers.size() + static_cast<std::size_t>(id) * 64 + member.index();
-    return std::chrono::nanoseconds(mix(seed_, step(), which) % range);
+    return all_in + std::chrono::nanoseconds(mix(seed_, step(), which) % range);
   }
   std::uint64_t seed_;
   Nanos most_;

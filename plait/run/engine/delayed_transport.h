@@ -25,7 +25,8 @@ struct EmulatedCluster {
 /// time of the processor. Messages on a link follow each other; a send's wait ends when its last byte has left. A message
 /// between groups takes the ports of both one after the other where they are busy, and both at once where they are free.
 ///
-/// A collective of N members begins when the last of them has entered and lasts as a ring over its slowest link (latency a,
+/// A collective of N members begins when the last of them has entered and those before it over the same ranks have ended, and
+/// lasts as a ring over its slowest link (latency a,
 /// S bytes in b seconds): all_reduce 2 (N - 1) (a + b / N), reduce_scatter and all_gather half of that, broadcast and
 /// reduce (N - 1) a + b.
 /// \source the simulator's cluster (sim/cluster.h) with one card per node and the ring

@@ -1,4 +1,4 @@
-#include "plait/run/engine/edge_tensors.h"
+#include "plait/ir/edge_tensors.h"
 
 #include <set>
 

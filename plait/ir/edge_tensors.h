@@ -8,7 +8,7 @@
 
 namespace plait {
 
-/// Which tensors of a payload (stage_module.h) travel along an edge: those at `at_producer` in what the producer's last part
+/// Which tensors of a payload (plait/run/model/stage_module.h) travel along an edge: those at `at_producer` in what the producer's last part
 /// writes, which stand at `at_consumer` in what the consumer's first part reads. The gradient takes the same way back.
 struct EdgeTensors {
   std::vector<std::size_t> at_producer;
