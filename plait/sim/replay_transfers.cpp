@@ -326,11 +326,13 @@ Replay::Progress Replay::wait_send(std::size_t rank, const WaitSend& wait) {
     return fail(rank, "sim.unverified", "value or peer is out of range");
   Message& message = message_of(wait.value, here, wait.peer.value(), Role::kWait);
   if (!message.is_sent) return fail(rank, "sim.unverified", "waits for a send that was not issued");
-  const bool buffered =
-      options_.transfers == TransferMode::kFree || options_.transfers == TransferMode::kFixed ||
-      options_.transfers == TransferMode::kBuffered;  // as many buffers as it takes: done when it is sent
+  // A weight or its gradient is sent out of a buffer of its own, which is read until the peer takes it. All else is given
+  // away, and buffers without limit take it at once.
+  const bool handed_over = !wait.value.is_group() &&
+                           (options_.transfers == TransferMode::kFree || options_.transfers == TransferMode::kFixed ||
+                            options_.transfers == TransferMode::kBuffered);
   const bool blocked = options_.transfers == TransferMode::kRendezvous || options_.transfers == TransferMode::kBlocking;
-  if (!buffered) {
+  if (!handed_over) {
     if (!message.is_moving || !message.is_posted) {
       message.sender_waits = true;  // the receiver wakes this rank
       return Progress::kBlocked;
