@@ -13,10 +13,10 @@ namespace plait {
 
 /// How a transfer between ranks is timed. A Send leaves when the lane reaches it; the first reader waits for the arrival.
 enum class TransferMode : std::uint8_t {
-  kFree,        ///< arrives at once
-  kFixed,       ///< arrives `latency` later, whatever the links
-  kBuffered,    ///< leaves at once; takes the links' time, or `latency` where there is no cluster. Waiting for a send takes
-                ///< time only where it is one of weights or their gradients, out of the sender's own buffer
+  kFree,      ///< arrives at once
+  kFixed,     ///< arrives `latency` later, whatever the links
+  kBuffered,  ///< leaves at once; takes the links' time, or `latency` where there is no cluster. Waiting for a send takes
+              ///< time only where it is one of weights or their gradients, out of the sender's own buffer
   kBounded,     ///< as buffered, into `buffers` slots per ordered pair of ranks; a Send blocks the lane while all are
                 ///< taken; a slot is free again when its message has arrived and the matching Recv is posted
   kRendezvous,  ///< Send and Recv block the lane until matched; then the message travels while both go on

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "plait/base/result.h"
-#include "plait/ir/program.h"
 #include "plait/ir/edge_tensors.h"
+#include "plait/ir/program.h"
 #include "plait/run/engine/transport.h"
 #include "plait/run/model/stage_module.h"
 
