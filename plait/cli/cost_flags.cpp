@@ -186,6 +186,13 @@ Result<CostModel> resolve_costs(const Program& program, const ScheduleFlags& sch
                              .optimizer_shards = flags.optimizer_shards.value_or(1)};
   PLAIT_TRY_VOID(add_memory(program.layout, *model, sharding_of(flags), memory, costs));
   if (flags.device) PLAIT_TRY_VOID(add_device_times(program, flags, *model, costs));
+  if (flags.costs && flags.cluster) {
+    PLAIT_TRY(const std::string text, read_named("cluster", *flags.cluster));
+    PLAIT_TRY(const ClusterSpec cluster, parse_cluster(text));
+    const Sharding sharding = sharding_of(flags);
+    costs.cluster = place_ranks(cluster, program.layout.num_ranks, sharding.tensor * sharding.context * sharding.data,
+                                /*efficiency=*/1, costs.ticks_per_unit);
+  }
   return costs;
 }
 

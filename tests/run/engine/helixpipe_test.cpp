@@ -217,6 +217,28 @@ TEST(HelixPipeTraffic, IsTheCardsPerBoundary) {
                                                               {"wgrad", {kQkvWeights, kTrips}}}));
 }
 
+// All forwards come before all backwards, so what a micro-batch keeps is there m times.
+TEST(HelixPipeMemory, PeakIsLinearInMicrobatches) {
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kNoAttention}) {
+    std::vector<std::vector<Bytes>> peaks;
+    for (const int microbatches : {8, 16, 24}) {
+      const auto program =
+          program_of("helixpipe",
+                     {.ranks = 2, .microbatches = microbatches, .layers = kLayers, .folds = 2, .recompute = recompute});
+      ASSERT_TRUE(program) << program.error().message;
+      const auto engine = make_engine(*program, card_config(), kOptions);
+      const auto result =
+          engine->train_step(make_data(microbatches, kRows, kLength, 29, Mask::kNone, 1), kLearningRate);
+      ASSERT_TRUE(result) << result.error().message;
+      peaks.push_back(result->peak_bytes);
+    }
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      EXPECT_GT(peaks[1][rank], peaks[0][rank]);
+      EXPECT_EQ(peaks[2][rank] - peaks[1][rank], peaks[1][rank] - peaks[0][rank]) << "rank " << rank;
+    }
+  }
+}
+
 TEST(HelixPipeTraffic, BreaksEvenAtOneAndAHalfHiddenSizesOfTokens) {
   const auto elements = [](QkvPlace qkv, std::int64_t length) {
     return step_of({.ranks = 2, .microbatches = 4, .layers = kLayers, .folds = 2, .qkv = qkv}, kRows, length).elements;
