@@ -7,8 +7,8 @@ namespace plait {
 
 /// What a replica keeps of the weights that all replicas hold.
 enum class ReplicaState : std::uint8_t {
-  kWhole,    ///< weights and optimizer state; gradients are all-reduced (DDP)
-  kSharded,  ///< a shard of both: weights are gathered once a step, gradients scattered (ZeRO-1)
+  kWhole,    ///< weights and optimizer state; gradients are all-reduced
+  kSharded,  ///< a shard of both: weights are gathered once a step, gradients scattered
 };
 
 /// Puts `replicas` copies of a schedule of P ranks and M micro-batches side by side: copy r is ranks r P to r P + P - 1 and

@@ -109,6 +109,18 @@ Result<> Run::check_inputs() const {
     return make_error(ErrorCode::kInvalidArgument, "train.positions",
                       "rows of {} predictions, but the model has {} positions; give a smaller --seq or more positions",
                       seq, job_.model.max_positions);
+  if (const auto end = options_.engine.document_end) {
+    if (*end >= job_.model.vocab_size)
+      return make_error(ErrorCode::kInvalidArgument, "train.documents",
+                        "--document-end {}: the vocabulary has {} entries, so no document would end", *end,
+                        job_.model.vocab_size);
+    for (const VerifiedProgram* program : {&job_.program, job_.other ? &*job_.other : &job_.program})
+      if (const Layout& layout = program->program().layout; layout.num_slices > 1)
+        return make_error(ErrorCode::kInvalidArgument, "train.documents",
+                          "--document-end: {} cuts sequences in {} slices, and packed documents cannot be cut; use a "
+                          "schedule without slices",
+                          layout.name, layout.num_slices);
+  }
   return check_vocabulary(job_.rows.tokens, job_.model.vocab_size, job_.rows.source);
 }
 

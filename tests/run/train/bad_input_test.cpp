@@ -128,6 +128,10 @@ TEST_F(BadInput, RefusedFlags) {
   expect_refused({"--microbatch-size", "-1"}, 2, {"--microbatch-size"});
   expect_refused({"--schedule", "nonesuch"}, 2, {"nonesuch"});
   expect_refused({"--dtype", "fp8"}, 2, {"--dtype"});
+  expect_refused({"--compare", "nonesuch"}, 2, {"nonesuch"});
+  expect_refused({"--document-end", "999"}, 2, {"--document-end 999", "256 entries"});
+  expect_refused({"--document-end", "10", "--schedule", "seq1f1b", "--slices", "2"}, 2, {"seq1f1b", "2 slices"});
+  expect_refused({"--document-end", "10", "--compare", "seq1f1b"}, 2, {"seq1f1b", "slices"});
   expect_refused({"--clip", "0"}, 2, {"--clip"});
   expect_refused({"--mlp-chunk", "-1"}, 2, {"--mlp-chunk -1"});
   expect_refused({"--loss-chunk", "-1"}, 2, {"--loss-chunk -1"});
