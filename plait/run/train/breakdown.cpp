@@ -49,9 +49,9 @@ void add_instrs(Breakdown& total, const Row& row, const std::vector<TraceEvent>&
     before = event.end;
     const Instr& instr = row[static_cast<std::size_t>(event.position)];
     const std::string kind = kind_of(instr);
-    Breakdown::InstrTotal& entry =
-        entry_of(total.instrs, [&](const auto& known) { return known.kind == kind; },
-                 Breakdown::InstrTotal{.kind = kind, .is_transfer = is_transfer(instr)});
+    Breakdown::InstrTotal& entry = entry_of(
+        total.instrs, [&](const auto& known) { return known.kind == kind; },
+        Breakdown::InstrTotal{.kind = kind, .is_transfer = is_transfer(instr)});
     ++entry.count;
     entry.time += event.end - event.start;
     entry.in_kernels += time_in(inside, event.start);
@@ -143,8 +143,7 @@ std::vector<Breakdown> break_down(const Program& program, const StepResult& step
               program.rows.size());
   std::vector<Breakdown> ranks;
   for (std::size_t rank = 0; rank < program.rows.size(); ++rank)
-    ranks.push_back(
-        break_down_rank(program.rows[rank], step.trace[rank], step.kernel_events[rank], step.duration));
+    ranks.push_back(break_down_rank(program.rows[rank], step.trace[rank], step.kernel_events[rank], step.duration));
   return ranks;
 }
 
