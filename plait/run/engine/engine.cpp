@@ -182,9 +182,12 @@ class ThreadEngine final : public Engine {
       result.peak_stashes.push_back(ran.peak_stashes);
       add_moved(main_->program.rows[rank], ran.trace, result.moved_by_kind);
       result.kernels.push_back(workers_[rank]->take_counts());
+      if (recording_ == Recording::kKernels) result.kernel_events.push_back(workers_[rank]->log().events());
     }
     return result;
   }
+
+  void record(Recording recording) override { recording_ = recording; }
 
   Result<EvalResult> eval_step(const VerifiedProgram& forward, const std::vector<Microbatch>& microbatches) override {
     PLAIT_TRY_VOID(set_forward(forward.program()));
@@ -253,6 +256,7 @@ class ThreadEngine final : public Engine {
         .clip = options_.optimizer.clip,
         .start = start,
         .timeout = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.timeout_seconds)),
+        .recording = recording_,
         .waits = &waits_};
     program_run.transport->begin_step();
     std::mutex mutex;
@@ -260,6 +264,7 @@ class ThreadEngine final : public Engine {
     const auto run_rank = [&](RankId rank) {
       RankWorker& worker = *workers_[rank.index()];
       const AccountScope scope(worker.account());
+      const RecordingScope recording(worker.begin_log(context));
       try {
         if (program_run.program.layout.mode == Mode::kTrain) worker.begin_training_step();
         const Result<> done = worker.run(*program_run.ranks[rank.index()], context);
@@ -305,6 +310,7 @@ class ThreadEngine final : public Engine {
   std::vector<std::unique_ptr<RankWorker>> workers_;
   std::unique_ptr<ProgramRun> main_;
   std::unique_ptr<ProgramRun> forward_;  ///< the last other program of eval_step
+  Recording recording_ = Recording::kOff;
   std::optional<Error> dead_;
 };
 

@@ -26,6 +26,7 @@ Result<> RowRunner::run() {
   started_ = Clock::now();
   for (position_ = 0; position_ < row_.instrs.size(); ++position_) {
     moved_ = Bytes{0};
+    if (KernelLog* log = RecordingScope::current()) log->set_position(static_cast<int>(position_));
     bool goes_on = false;
     try {
       goes_on = std::visit([this](const auto& instr) { return execute(instr); }, row_.instrs[position_]);

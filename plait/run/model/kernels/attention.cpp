@@ -1,6 +1,7 @@
 #include "plait/run/model/kernels/attention.h"
 
 #include "plait/run/model/kernels/dispatch.h"
+#include "plait/run/model/kernels/timing.h"
 #include "plait/run/model/kernels/types.h"
 
 #include <ATen/TensorOperators.h>
@@ -100,6 +101,7 @@ at::Tensor empty_heads(const at::Tensor& like) {
 }  // namespace
 
 AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Mask mask) {
+  const KernelScope timed(KernelKind::kAttention);
   if (!q.device().is_cpu()) return attention_reference(q, k, v, mask);
   if (!has_loops({&q, &k, &v})) {
     auto [out, lse] =
@@ -119,6 +121,7 @@ AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 
 AttentionGrads attention_grad(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const at::Tensor& out, const at::Tensor& lse, Mask mask) {
+  const KernelScope timed(KernelKind::kAttentionGrad);
   if (!q.device().is_cpu()) return attention_grad_reference(dout, q, k, v, out, lse, mask);
   if (!has_loops({&q, &k, &v, &dout, &out}) || !lse.is_contiguous()) {
     auto [dq, dk, dv] =
@@ -170,6 +173,7 @@ AttentionGrads attention_grad_reference(const at::Tensor& dout, const at::Tensor
 }
 
 void AttentionSum::add(AttentionResult block) {
+  const KernelScope timed(KernelKind::kAttention);
   if (!first_.lse.defined()) {
     first_ = std::move(block);
     return;
@@ -182,6 +186,7 @@ void AttentionSum::add(AttentionResult block) {
 }
 
 AttentionResult AttentionSum::finish() && {
+  const KernelScope timed(KernelKind::kAttention);
   if (!out_.defined()) return std::move(first_);
   return {.out = heads_inside(out_.to(first_.out.scalar_type())), .lse = std::move(first_.lse)};
 }
