@@ -58,6 +58,10 @@ Result<int> run(TrainFlags& f, const FlagSet& flags) {
   const std::int64_t known_vocab = source ? source->config.vocab_size : f.model.vocab;
   PLAIT_TRY(LoadedData data, load_data(f.data, flags, known_vocab > 0 ? std::optional(known_vocab) : std::nullopt));
   PLAIT_TRY(TrainOptions options, train_options(f, data));
+  if (flags.given("--profile"))
+    options.profile = TrainOptions::Profile{.file = f.profile, .step = f.profile_step};
+  else if (flags.given("--profile-step"))
+    return make_error(ErrorCode::kInvalidArgument, "train.flags", "--profile-step says nothing without --profile");
   options.out = f.out.empty() ? next_run_folder() : f.out;
   PLAIT_TRY(ModelConfig model, source ? Result<ModelConfig>(source->config) : new_model(f, data));
   PLAIT_TRY(ChosenSchedule chosen, choose_schedule(f.schedule, model));

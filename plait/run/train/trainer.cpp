@@ -55,6 +55,7 @@ class Run {
   Result<TrainSummary> go(const std::function<bool()>& stop_requested) {
     PLAIT_TRY_VOID(check_inputs());
     PLAIT_TRY_VOID(find_start());
+    PLAIT_TRY_VOID(find_profiled_step());
     PLAIT_TRY_VOID(check_space());
     PLAIT_TRY_VOID(make_engine());
     PLAIT_TRY(MetricsLog log, open_folder());
@@ -73,6 +74,7 @@ class Run {
  private:
   Result<> check_inputs() const;
   Result<> find_start();
+  Result<> find_profiled_step();
   Result<> check_identity(const Checkpoint& checkpoint, const fs::path& path) const;
   Result<> check_space() const;
   Result<> make_engine();
@@ -80,6 +82,7 @@ class Run {
   Result<> do_step(MetricsLog& log);
   Result<double> validate();
   Result<> save(MetricsLog& log);
+  Result<> write_profile(const StepResult& step);
   Result<TrainSummary> finish();
   [[nodiscard]] std::int64_t rows_per_step() const {
     return job_.program.program().layout.num_microbatches * options_.microbatch_size;
@@ -94,6 +97,7 @@ class Run {
   TrainObserver& observer_;
   Sampler sampler_;
   RunState state_;
+  std::int64_t profiled_step_ = 0;  ///< that records its kernels; 0: none
   std::optional<Checkpoint> resumed_;
   std::unique_ptr<Engine> engine_;
   TrainSummary summary_;
@@ -156,6 +160,18 @@ Result<> Run::find_start() {
   state_.samples = resumed_->state.samples;
   summary_.checkpoint = *search.newest;
   observer_.on_note(fmt::format("resuming behind step {} from {}", state_.step, search.newest->string()));
+  return {};
+}
+
+Result<> Run::find_profiled_step() {
+  if (!options_.profile) return {};
+  const std::int64_t first = state_.step + 1;
+  const std::int64_t asked = options_.profile->step;
+  // The first step of a process still fills caches.
+  profiled_step_ = asked > 0 ? asked : std::min(first + 1, options_.steps);
+  if (asked > 0 && (asked < first || asked > options_.steps))
+    return make_error(ErrorCode::kInvalidArgument, "train.profile",
+                      "--profile-step {}: this run does the steps {} to {}", asked, first, options_.steps);
   return {};
 }
 
@@ -235,7 +251,10 @@ Result<> Run::do_step(MetricsLog& log) {
     return make_error(ErrorCode::kIo, "data.no_target", "{}: the mask leaves no target in the rows of step {}",
                       job_.rows.source, state_.step + 1);
   const double lr = learning_rate(options_.lr, state_.step);
+  const bool is_profiled = profiled_step_ == state_.step + 1;
+  if (is_profiled) engine_->record(Recording::kKernels);
   PLAIT_TRY(StepResult result, engine_->train_step(microbatches, lr));
+  if (is_profiled) engine_->record(Recording::kOff);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
     return make_error(
@@ -268,6 +287,8 @@ Result<> Run::do_step(MetricsLog& log) {
                             .samples = state_.samples,
                             .epoch = state_.epoch,
                             .val_loss = summary_.val_loss};
+  if (is_profiled) PLAIT_TRY_VOID(write_profile(result));
+  result.kernel_events.clear();  // the trace of the last step is without
   summary_.last_step = std::move(result);
   PLAIT_TRY_VOID(log.append(metrics));
   observer_.on_step(metrics);
@@ -296,6 +317,15 @@ Result<> Run::save(MetricsLog& log) {
       write_checkpoint(options_.out, Checkpoint{.state = state_, .config = job_.model, .parameters = engine_->save()},
                        options_.checkpoint));
   observer_.on_checkpoint(summary_.checkpoint);
+  return {};
+}
+
+Result<> Run::write_profile(const StepResult& step) {
+  const Program& program = job_.program.program();
+  const fs::path& asked = options_.profile->file;
+  const fs::path file = asked.empty() ? options_.out / "profile.json" : asked;
+  PLAIT_TRY_VOID(write_file(file, trace_json(program, step, state_.step)));
+  summary_.profile = TrainSummary::Profiled{.file = file, .step = state_.step, .ranks = break_down(program, step)};
   return {};
 }
 
