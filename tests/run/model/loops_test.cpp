@@ -238,6 +238,7 @@ TEST(Loops, InstructionSetsAgree) {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     sets.push_back(cpu::avx512::tables());
+  if (__builtin_cpu_supports("avx512bf16")) sets.push_back(cpu::avx512bf16::tables());
   const cpu::LoopTables plain = cpu::base::tables();
   constexpr std::int64_t kWidth = 45;
   const at::Tensor gate_up = random({kRows, 2 * kWidth}, at::kFloat);

@@ -125,6 +125,9 @@ LoopTables tables();
 namespace avx512 {
 LoopTables tables();
 }
+namespace avx512bf16 {
+LoopTables tables();
+}
 namespace amx {
 /// Replaces what tile registers do faster.
 void use_tiles(Loops<Bf16>& loops);
