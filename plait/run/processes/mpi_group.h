@@ -1,0 +1,36 @@
+#pragma once
+
+#include "plait/base/result.h"
+#include "plait/run/engine/process_group.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace plait {
+
+/// Was this process started by mpirun, or by a launcher that speaks the same language (srun --mpi=pmix)?
+bool started_by_mpi();
+
+/// The processes that mpirun started.
+class JobProcesses : public ProcessGroup {
+ public:
+  /// Ends a job that went well, together with all others: MPI is finalized. Nothing of the group works afterwards.
+  /// \errors those of a failure on the way
+  virtual Result<> leave() = 0;
+  /// Ends this process behind a failure, once the others have had time to say theirs. Does not return.
+  [[noreturn]] virtual void leave_failed(int exit_code) = 0;
+  /// Called, with the failure, if half a second after one this process has not come to leave_failed: something hangs, or
+  /// computes for long. It should say so and end the process.
+  virtual void set_last_words(std::function<void(const Error&)> last_words) = 0;
+};
+
+struct JoinOptions {
+  double timeout_seconds = 60;  ///< a process silent for longer is lost
+};
+
+/// Starts MPI and the signs of life. Once per process.
+/// \errors kTransport "mpi.*", "watch.*"; kUnsupported "mpi.missing" in a build without MPI
+Result<std::shared_ptr<JobProcesses>> join_job(const JoinOptions& options);
+
+}  // namespace plait
