@@ -1,5 +1,7 @@
 #include "plait/base/files.h"
 #include "plait/base/units.h"
+#include "plait/cli/run/bench/commands.h"
+#include "plait/cli/run/bench/machine.h"
 #include "plait/cli/run/calibrate/times.h"
 #include "plait/cli/run/commands.h"
 #include "plait/cli/run/flags.h"
@@ -12,7 +14,6 @@
 #include <chrono>
 #include <cstdio>
 #include <ctime>
-#include <fstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -25,16 +26,6 @@ struct CalibrateFlags {
   std::string dtypes = "fp32";
   double seconds_per_point = 0.15;
 };
-
-std::string processor_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (!line.starts_with("model name")) continue;
-    const std::size_t colon = line.find(": ");
-    if (colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "unknown processor";
-}
 
 Result<std::vector<std::pair<std::string, ComputeType>>> types_of(const std::string& list) {
   std::vector<std::pair<std::string, ComputeType>> types;
@@ -77,7 +68,7 @@ Result<int> calibrate_command(int argc, const char* const* argv) {
   install_accounting_allocator();
   const auto start = std::chrono::steady_clock::now();
   const std::time_t today = std::time(nullptr);
-  host::Calibration calibration{.name = processor_name(),
+  host::Calibration calibration{.name = bench::processor_name(),
                                 .source = fmt::format("plait bench calibrate, {:%Y-%m-%d}", fmt::gmtime(today)),
                                 .cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency())),
                                 .hand_over_seconds = calibrate::time_hand_over(),
@@ -103,14 +94,19 @@ Result<int> calibrate_command(int argc, const char* const* argv) {
 
 Result<int> bench_command(int argc, const char* const* argv) {
   const std::string_view what = argc > 1 ? argv[1] : "";
+  if (what == "step") return bench_step_command(argc - 1, argv + 1);
   if (what == "calibrate") return calibrate_command(argc - 1, argv + 1);
   if (what == "--help") {
-    std::fputs("usage: plait bench calibrate [flags]\n  calibrate  measures this machine for plait simulate --device\n",
-               stdout);
+    std::fputs(
+        "usage: plait bench step|micro|calibrate [flags]\n"
+        "  step       times training steps of a model under a schedule, and says where the time goes\n"
+        "  micro      times every kernel beside its ATen composition and the roofline\n"
+        "  calibrate  measures this machine for plait simulate --device\n",
+        stdout);
     return 0;
   }
   return make_error(ErrorCode::kInvalidArgument, "bench.unknown",
-                    "\"{}\" is no benchmark; expected calibrate (see plait bench --help)", what);
+                    "\"{}\" is no benchmark; expected step, micro or calibrate (see plait bench --help)", what);
 }
 
 }  // namespace plait::cli

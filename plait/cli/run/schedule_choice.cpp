@@ -33,9 +33,6 @@ nlohmann::ordered_json value_or_null(const std::optional<T>& value) {
 void ScheduleChoice::add_to(FlagSet& flags) {
   flags.add("Schedule", "--schedule", name, "NAME|FILE",
             "a registered schedule, or a file in the text format or PyTorch's CSV");
-  flags.add("Schedule", "--compare", compare, "NAME|none",
-            "run a few steps of this one too at the end, and say what differs; default: 1f1b where no --schedule is "
-            "given, else none");
   add_schedule_flags(flags.app(), shape);
   complete(flags, "--ranks", "RANKS", kDefaultRanks);
   complete(flags, "--microbatches", "COUNT", kDefaultMicrobatches);
@@ -65,6 +62,12 @@ void ScheduleChoice::add_to(FlagSet& flags) {
   print("eviction", shape.eviction);
   print("head", shape.head);
   print("memory-limit", shape.memory_limit);
+}
+
+void ScheduleChoice::add_compare_to(FlagSet& flags) {
+  flags.add("Schedule", "--compare", compare, "NAME|none",
+            "run a few steps of this one too at the end, and say what differs; default: 1f1b where no --schedule is "
+            "given, else none");
 }
 
 bool ScheduleChoice::fill_sizes() {

@@ -21,6 +21,8 @@ struct ScheduleChoice {
   ScheduleFlags shape;
   std::string compare;  ///< a registered schedule, "none", or empty: 1f1b where no --schedule was given, else none
   void add_to(FlagSet& flags);
+  /// --compare, for commands that run another schedule too.
+  void add_compare_to(FlagSet& flags);
   /// Sizes that were not given and that the schedule does not bring along: the smallest it takes from those of the default
   /// run on. Without --schedule: HelixPipe, with one fold where two do not fit the given sizes, and else 1F1B. Call after
   /// the parse.

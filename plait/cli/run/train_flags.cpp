@@ -65,6 +65,7 @@ void TrainFlags::add_to(FlagSet& flags) {
   flags.add_choice("Model", "--dtype", dtype, {"fp32", "bf16", "fp64"},
                    "compute type; bf16 keeps fp32 weights and gradients");
   schedule.add_to(flags);
+  schedule.add_compare_to(flags);
   flags.add("Memory", "--mlp-chunk", mlp_chunk, "TOKENS",
             "run the MLP in chunks and keep nothing of its width; 0: whole micro-batches");
   flags.add("Memory", "--loss-chunk", loss_chunk, "TOKENS",

@@ -173,6 +173,8 @@ class RankEngine final : public Engine {
     return result;
   }
 
+  void record(Recording recording) override { recording_ = recording; }
+
   Result<EvalResult> eval_step(const VerifiedProgram& forward, const std::vector<Microbatch>& microbatches) override {
     PLAIT_TRY_VOID(set_forward(forward.program()));
     ProgramRun& program_run = main_->program == forward.program() ? *main_ : *forward_;
@@ -253,12 +255,14 @@ class RankEngine final : public Engine {
         .clip = options_.optimizer.clip,
         .start = start,
         .timeout = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.timeout_seconds)),
+        .recording = recording_,
         .waits = &waits_};
     std::mutex mutex;
     std::optional<Error> first;
     const auto run_rank = [&](RankId rank) {
       RankWorker& worker = *workers_[rank.index()];
       const AccountScope scope(worker.account());
+      const RecordingScope recording(worker.begin_log(context));
       try {
         if (program_run.program.layout.mode == Mode::kTrain) worker.begin_training_step();
         const Result<> done = worker.run(*program_run.ranks[rank.index()], context);
@@ -349,7 +353,9 @@ class RankEngine final : public Engine {
                          .peak = workers_[at]->account().peak(),
                          .moved = ran.moved,
                          .peak_stashes = ran.peak_stashes,
-                         .kernels = workers_[at]->take_counts()});
+                         .kernels = workers_[at]->take_counts(),
+                         .kernel_events = {}});
+      if (recording_ == Recording::kKernels) reports.back().kernel_events = workers_[at]->log().events();
     }
     if (processes_ == nullptr) return reports;
     auto encoded = processes_->gather(encode(reports));
@@ -389,6 +395,7 @@ class RankEngine final : public Engine {
   std::vector<std::unique_ptr<RankWorker>> workers_;  ///< null where another process runs the rank
   std::unique_ptr<ProgramRun> main_;
   std::unique_ptr<ProgramRun> forward_;  ///< the last other program of eval_step
+  Recording recording_ = Recording::kOff;
   std::optional<Error> dead_;
 };
 

@@ -7,6 +7,7 @@
 #include "plait/run/engine/stage_kernels.h"
 #include "plait/run/engine/transport.h"
 #include "plait/run/model/config.h"
+#include "plait/run/model/kernels/timing.h"
 #include "plait/run/model/parameters.h"
 #include "plait/run/model/stage_module.h"
 #include "plait/verify/verify.h"
@@ -54,6 +55,12 @@ struct EngineOptions {
   KernelFactory kernels;  ///< none = the model's own; benchmarks and tests bring others
 };
 
+/// What of a step is written down beside its instructions.
+enum class Recording : std::uint8_t {
+  kOff,
+  kKernels,  ///< each kernel call and each pass through a part
+};
+
 /// The data of one micro-batch: rows of equal length.
 struct Microbatch {
   at::Tensor tokens;   ///< [B, T] int64
@@ -80,6 +87,8 @@ struct StepResult {
   std::map<ValueKind, Bytes> moved_by_kind;    ///< the same over all ranks, for each kind of value that moved
   std::vector<KernelCounts> kernels;           ///< per rank, work of this step
   std::vector<int> peak_stashes;  ///< per rank: most (stage, micro-batch, slice) between F and BW or W at once
+  /// Per rank, in the order of their starts; empty unless they were asked for.
+  std::vector<std::vector<KernelEvent>> kernel_events;
 };
 
 /// Outcome of one forward-only pass.
@@ -119,6 +128,8 @@ class Engine {
   /// One training step over exactly num_microbatches micro-batches.
   /// \errors kTransport, kTimeout with rank, op, peer and waited time; the engine is dead afterwards
   virtual Result<StepResult> train_step(const std::vector<Microbatch>& microbatches, double learning_rate) = 0;
+  /// What the steps from now on write down.
+  virtual void record(Recording recording) = 0;
   /// One forward-only pass of `forward` (Mode::kForward) on the engine's weights, which stay as they are. Its stages, their
   /// homes and its ranks are those of the engine's own program; its number of micro-batches is its own.
   /// \errors as train_step; kInvalidSchedule if the layouts do not fit

@@ -51,7 +51,7 @@ struct RankBoard {
 
 /// The processes of one job. Each runs some of the ranks of a program, as threads.
 ///
-/// `open`, `meet`, `gather` and `broadcast` are calls of all processes, by one thread of each and in the same order. They
+/// `open`, `meet`, `gather`, `broadcast` and `any` are calls of all processes, by one thread of each and in the same order. They
 /// end early, with the failure, once any process has failed or is lost.
 class ProcessGroup {
  public:
@@ -68,6 +68,9 @@ class ProcessGroup {
   virtual Result<std::vector<std::string>> gather(std::string bytes) = 0;
   /// The bytes of process 0, on all.
   virtual Result<std::string> broadcast(std::string bytes) = 0;
+
+  /// Whether any process says yes, on all.
+  virtual Result<bool> any(bool mine) = 0;
 
   /// While a board is shown, the other processes see how far the ranks are.
   virtual void show(std::shared_ptr<RankBoard> board) = 0;

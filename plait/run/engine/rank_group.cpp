@@ -3,6 +3,7 @@
 #include "plait/base/check.h"
 #include "plait/run/engine/messages.h"
 #include "plait/run/engine/segments.h"
+#include "plait/run/model/kernels/timing.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/clone.h>
@@ -142,6 +143,7 @@ void RankGroup::begin_contribution() {
 
 void RankGroup::fold() {
   if (std::exchange(folded_, true)) return;
+  const KernelScope timed(KernelKind::kCopy);
   for (ParameterStorage* storage : storages_) {
     if (storage == nullptr) continue;
     for (std::size_t use = 1; use < storage->grads.size(); ++use) {

@@ -2,6 +2,7 @@
 
 #include "plait/run/engine/byte_stream.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace plait {
@@ -28,7 +29,8 @@ std::string encode(const std::vector<RankReport>& reports) {
         .put(report.peak)
         .put(report.moved)
         .put(report.peak_stashes)
-        .put(report.kernels);
+        .put(report.kernels)
+        .put_list(report.kernel_events);
   return out.take();
 }
 
@@ -43,6 +45,7 @@ void decode(std::string_view bytes, std::vector<RankReport>& reports) {
     report.moved = in.get<Bytes>();
     report.peak_stashes = in.get<int>();
     report.kernels = in.get<KernelCounts>();
+    report.kernel_events = in.get_list<KernelEvent>();
   }
 }
 
@@ -63,6 +66,9 @@ void add_reports(const Program& program, std::vector<RankReport>&& reports, Step
     result.peak_stashes.push_back(report.peak_stashes);
     result.kernels.push_back(report.kernels);
   }
+  const bool recorded = std::any_of(reports.begin(), reports.end(), [](const RankReport& report) { return !report.kernel_events.empty(); });
+  if (!recorded) return;
+  for (RankReport& report : reports) result.kernel_events.push_back(std::move(report.kernel_events));
 }
 
 }  // namespace plait

@@ -19,6 +19,7 @@ struct RankReport {
   Bytes moved;
   int peak_stashes = 0;
   KernelCounts kernels;
+  std::vector<KernelEvent> kernel_events;  ///< none unless they were asked for
 };
 
 std::string encode(const std::vector<RankReport>& reports);

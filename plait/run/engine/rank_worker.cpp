@@ -58,7 +58,13 @@ RankWorker::RankWorker(RankId rank, const Layout& layout, const std::vector<Stag
   if (layout.mode == Mode::kTrain) optimizer_.emplace(options.optimizer, stepped);
 }
 
+KernelLog* RankWorker::begin_log(const StepContext& context) {
+  log_.begin(context.start);
+  return context.recording == Recording::kKernels ? &log_ : nullptr;
+}
+
 void RankWorker::begin_training_step() {
+  const KernelScope timed(KernelKind::kZeroGrads);
   parameters_.zero_grads();
   for (RankGroup& group : groups_) group.begin_step();
   clip_factor_ = 1;

@@ -10,6 +10,7 @@
 #include "plait/run/engine/stage_kernels.h"
 #include "plait/run/engine/transport.h"
 #include "plait/run/engine/wait_state.h"
+#include "plait/run/model/kernels/timing.h"
 
 #include <cstdint>
 #include <memory>
@@ -29,6 +30,7 @@ struct StepContext {
   std::optional<double> clip;
   Clock::time_point start;
   Clock::duration timeout{};
+  Recording recording = Recording::kOff;
   std::vector<WaitState>* waits = nullptr;  ///< per rank
 };
 
@@ -71,6 +73,9 @@ class RankWorker {
   [[nodiscard]] RankOptimizer* optimizer() { return optimizer_ ? &*optimizer_ : nullptr; }
   [[nodiscard]] const RankOptimizer* optimizer() const { return optimizer_ ? &*optimizer_ : nullptr; }
   [[nodiscard]] MemoryAccount& account() { return account_; }
+  /// Where kernels write down their times, if they do in this step; begun anew.
+  KernelLog* begin_log(const StepContext& context);
+  [[nodiscard]] const KernelLog& log() const { return log_; }
   /// Work of all kernels since the last call.
   KernelCounts take_counts();
   /// What gradients were multiplied with in the last step.
@@ -83,6 +88,7 @@ class RankWorker {
   ParameterSet parameters_;
   std::vector<std::unique_ptr<StageKernels>> kernels_;  ///< per stage; null where it never runs here
   KernelCounts taken_counts_;
+  KernelLog log_;
   std::vector<RankGroup> groups_;
   std::optional<RankOptimizer> optimizer_;
   double clip_factor_ = 1;

@@ -168,6 +168,7 @@ bool RowRunner::execute(const BoundReduceNorm& reduce) {
   auto* squares = run_.squares.data_ptr<double>();
   for (RankGroup& group : worker_.groups_) {
     if (group.is_whole()) group.fold();
+    const KernelScope timed(KernelKind::kSquareSum);
     for (const auto& [place, parameter] : group.counted()) squares[place] = square_sum(parameter->grads.front());
   }
   transport_.enter(reduce.collective, worker_.rank_, {&run_.squares, 1});
@@ -194,9 +195,12 @@ bool RowRunner::execute(const BoundStep& step) {
     if (!await_collective(collective)) return false;
   group.lent.clear();
   if (group.is_whole()) group.fold();
-  if (worker_.clip_factor_ < 1)
+  if (worker_.clip_factor_ < 1) {
+    const KernelScope timed(KernelKind::kClip);
     for (const Parameter* parameter : group.parameters()) parameter->grads.front().mul_(worker_.clip_factor_);
+  }
   PLAIT_CHECK(worker_.optimizer_.has_value(), "a step in a program without training");
+  const KernelScope timed(KernelKind::kOptimizer);
   worker_.optimizer_->step(step.group.index(), context_.learning_rate);
   return true;
 }

@@ -28,6 +28,7 @@ Result<> RowRunner::run() {
   for (position_ = 0; position_ < row_.instrs.size(); ++position_) {
     shown.position.store(static_cast<std::int32_t>(position_), std::memory_order_relaxed);
     moved_ = Bytes{0};
+    if (KernelLog* log = RecordingScope::current()) log->set_position(static_cast<int>(position_));
     bool goes_on = false;
     try {
       goes_on = std::visit([this](const auto& instr) { return execute(instr); }, row_.instrs[position_]);

@@ -1,6 +1,7 @@
 #include "plait/run/model/stage_module.h"
 
 #include "plait/base/check.h"
+#include "plait/run/model/kernels/timing.h"
 #include "plait/run/model/parts/part.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -14,10 +15,12 @@ namespace plait {
 
 struct StageModule::Impl {
   std::vector<std::unique_ptr<PartModule>> parts;
-  std::vector<PartKind> kinds;
+  std::vector<Part> chain;  ///< what the parts are
   KernelCounts counts;
 
-  [[nodiscard]] bool has(PartKind kind) const { return std::find(kinds.begin(), kinds.end(), kind) != kinds.end(); }
+  [[nodiscard]] bool has(PartKind kind) const {
+    return std::any_of(chain.begin(), chain.end(), [&](const Part& part) { return part.kind == kind; });
+  }
   [[nodiscard]] Payload needed_inputs(const Payload& input) const;
 };
 
@@ -42,7 +45,7 @@ StageModule::StageModule(const ModelConfig& config, PartRange parts, ParameterSe
   std::size_t num_attn = 0;
   for (int idx = parts.begin; idx < parts.end; ++idx) {
     const Part part = part_at(config.num_layers, idx);
-    impl_->kinds.push_back(part.kind);
+    impl_->chain.push_back(part);
     switch (part.kind) {
       case PartKind::kEmbed: impl_->parts.push_back(make_embed(shared)); break;
       case PartKind::kNorm: impl_->parts.push_back(make_norm(shared, part.layer)); break;
@@ -61,7 +64,7 @@ StageModule& StageModule::operator=(StageModule&&) noexcept = default;
 /// What a recompute of the whole stage starts from. A residual that only passes through is left out.
 Payload StageModule::Impl::needed_inputs(const Payload& input) const {
   const bool passes_through =
-      (kinds.front() == PartKind::kQkv || kinds.front() == PartKind::kAttn) && !has(PartKind::kPost);
+      (chain.front().kind == PartKind::kQkv || chain.front().kind == PartKind::kAttn) && !has(PartKind::kPost);
   return passes_through ? Payload{input[0]} : input;
 }
 
@@ -72,7 +75,7 @@ ForwardResult StageModule::forward(const SliceData& data, Payload input, Stash* 
   const bool keeps_less = stash != nullptr && !keeps_all;
   // Under the lesser rules: the inputs, then an entry per part.
   if (stash != nullptr) stash->parts.assign(impl_->parts.size() + (keeps_less ? 1 : 0), {});
-  const bool starts_with_attention = impl_->kinds.front() == PartKind::kAttn;
+  const bool starts_with_attention = impl_->chain.front().kind == PartKind::kAttn;
   const bool keeps_attention = keeps_less && rule == StashRule::kInputsAndAttention;
   if (keeps_less) stash->parts[0] = impl_->needed_inputs(input);
   // Of the attention in front, what it made is kept instead of what it came from.
@@ -80,8 +83,8 @@ ForwardResult StageModule::forward(const SliceData& data, Payload input, Stash* 
   ForwardResult result{.output = std::move(input), .loss = {}, .logits = {}};
   std::vector<at::Tensor> unused;
   for (std::size_t idx = 0; idx < impl_->parts.size(); ++idx) {
-    const bool is_attention = impl_->kinds[idx] == PartKind::kAttn;
-    const bool is_head = impl_->kinds[idx] == PartKind::kHead;
+    const bool is_attention = impl_->chain[idx].kind == PartKind::kAttn;
+    const bool is_head = impl_->chain[idx].kind == PartKind::kHead;
     ForwardContext context{.data = data,
                            .cache = cache,
                            .keep = keep,
@@ -89,6 +92,7 @@ ForwardResult StageModule::forward(const SliceData& data, Payload input, Stash* 
     if (keeps_all) context.stash = &stash->parts[idx];
     if (keeps_attention && is_attention) context.stash = &stash->parts[idx + 1];
     if (keeps_less && is_head) context.stash = &unused;
+    const PartScope timed(impl_->chain[idx]);
     result = impl_->parts[idx]->forward(context, std::move(result.output));
     if (keeps_attention && is_attention && idx > 0) {
       std::vector<at::Tensor>& kept = stash->parts[idx + 1];
@@ -105,7 +109,7 @@ Stash StageModule::recompute(const SliceData& data, Stash kept, KvCache* cache, 
   Stash stash;
   stash.parts.resize(impl_->parts.size());
   Payload payload = std::move(kept.parts[0]);
-  const bool has_residual = impl_->kinds.front() == PartKind::kQkv || impl_->kinds.front() == PartKind::kAttn;
+  const bool has_residual = impl_->chain.front().kind == PartKind::kQkv || impl_->chain.front().kind == PartKind::kAttn;
   if (has_residual) payload.resize(2);
   for (std::size_t idx = 0; idx < impl_->parts.size(); ++idx) {
     const ForwardContext context{.data = data,
@@ -115,6 +119,7 @@ Stash StageModule::recompute(const SliceData& data, Stash kept, KvCache* cache, 
                                  .cache_entry = CacheEntry::kThere,
                                  .slice_idx = slice_idx,
                                  .known = std::move(kept.parts[idx + 1])};
+    const PartScope timed(impl_->chain[idx]);
     payload = impl_->parts[idx]->forward(context, std::move(payload)).output;
   }
   return stash;
@@ -128,6 +133,7 @@ BackwardResult StageModule::backward_input(const SliceData& data, Payload output
   if (weight_stash != nullptr) weight_stash->parts.assign(impl_->parts.size(), {});
   BackwardResult result{.input_grad = std::move(output_grad), .loss = {}};
   for (std::size_t idx = impl_->parts.size(); idx-- > 0;) {
+    const PartScope timed(impl_->chain[idx]);
     BackwardContext context{.data = data,
                             .stash = std::move(stash.parts[idx]),
                             .weight_stash = weight_stash == nullptr ? nullptr : &weight_stash->parts[idx],
@@ -146,6 +152,7 @@ BackwardResult StageModule::backward(const SliceData& data, Payload output_grad,
               impl_->parts.size());
   BackwardResult result{.input_grad = std::move(output_grad), .loss = {}};
   for (std::size_t idx = impl_->parts.size(); idx-- > 0;) {
+    const PartScope timed(impl_->chain[idx]);
     BackwardContext context{.data = data,
                             .stash = std::move(stash.parts[idx]),
                             .weight_stash = nullptr,
@@ -165,8 +172,10 @@ void StageModule::backward_weight(WeightStash weight_stash) {
   const KernelsOnly guard;
   PLAIT_CHECK(weight_stash.parts.size() == impl_->parts.size(), "a weight stash of {} parts for a stage of {}",
               weight_stash.parts.size(), impl_->parts.size());
-  for (std::size_t idx = impl_->parts.size(); idx-- > 0;)
+  for (std::size_t idx = impl_->parts.size(); idx-- > 0;) {
+    const PartScope timed(impl_->chain[idx]);
     impl_->parts[idx]->backward_weight(std::move(weight_stash.parts[idx]));
+  }
 }
 
 }  // namespace plait

@@ -119,6 +119,21 @@ class MpiGroup final : public JobProcesses, public MpiUser {
     return std::move(*all);
   }
 
+  Result<bool> any(bool mine) override {
+    struct Votes {
+      int mine = 0;
+      int most = 0;
+    };
+    auto votes = std::make_shared<Votes>(Votes{.mine = mine ? 1 : 0});
+    PLAIT_TRY_VOID(finish("agreeing", [&](const MpiRequests::Behind& behind) {
+      MPI_Request request = MPI_REQUEST_NULL;
+      check_mpi(MPI_Iallreduce(&votes->mine, &votes->most, 1, MPI_INT, MPI_MAX, control_, &request), "MPI_Iallreduce");
+      requests_.add(request, [votes, behind] { behind(); });
+      return 1;
+    }));
+    return votes->most > 0;
+  }
+
   void show(std::shared_ptr<RankBoard> board) override { watch_.show(std::move(board)); }
   void hide() override { watch_.hide(); }
   void report(const Error& error) override { watch_.report(error); }

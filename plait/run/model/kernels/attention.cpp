@@ -1,5 +1,6 @@
 #include "plait/run/model/kernels/attention.h"
 
+#include "plait/run/model/kernels/timing.h"
 #include "plait/run/model/kernels/types.h"
 
 #include <ATen/TensorOperators.h>
@@ -49,6 +50,7 @@ at::Tensor heads_inside(const at::Tensor& out) {
 }  // namespace
 
 AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Mask mask) {
+  const KernelScope timed(KernelKind::kAttention);
   if (!q.device().is_cpu()) return attention_reference(q, k, v, mask);
   auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0, mask == Mask::kCausal);
   return {.out = std::move(out), .lse = std::move(lse)};
@@ -56,6 +58,7 @@ AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 
 AttentionGrads attention_grad(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const at::Tensor& out, const at::Tensor& lse, Mask mask) {
+  const KernelScope timed(KernelKind::kAttentionGrad);
   if (!q.device().is_cpu()) return attention_grad_reference(dout, q, k, v, out, lse, mask);
   auto [dq, dk, dv] =
       at::_scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, v, out, lse,
@@ -91,6 +94,7 @@ AttentionGrads attention_grad_reference(const at::Tensor& dout, const at::Tensor
 }
 
 void AttentionSum::add(AttentionResult block) {
+  const KernelScope timed(KernelKind::kAttention);
   if (!first_.lse.defined()) {
     first_ = std::move(block);
     return;
@@ -103,6 +107,7 @@ void AttentionSum::add(AttentionResult block) {
 }
 
 AttentionResult AttentionSum::finish() && {
+  const KernelScope timed(KernelKind::kAttention);
   if (!out_.defined()) return std::move(first_);
   return {.out = heads_inside(out_.to(first_.out.scalar_type())), .lse = std::move(first_.lse)};
 }

@@ -2,6 +2,7 @@
 
 #include "plait/run/model/kernels/dispatch.h"
 #include "plait/run/model/kernels/reference.h"
+#include "plait/run/model/kernels/timing.h"
 #include "plait/run/model/kernels/types.h"
 #include "plait/run/model/stage_module.h"
 
@@ -16,6 +17,7 @@ namespace plait::kernels {
 static_assert(kIgnoredTarget < 0, "the loops take a negative target for a masked one");
 
 CrossEntropyResult cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {
+  const KernelScope timed(KernelKind::kCrossEntropy);
   if (!is_dense_on_host({&logits}) || !targets.is_contiguous()) return reference::cross_entropy(logits, targets);
   CrossEntropyResult result{.loss = {},
                             .lse = at::empty({logits.size(0)}, logits.options().dtype(statistics_type(logits)))};
@@ -31,6 +33,7 @@ CrossEntropyResult cross_entropy(const at::Tensor& logits, const at::Tensor& tar
 }
 
 at::Tensor cross_entropy_grad(at::Tensor logits, const at::Tensor& lse, const at::Tensor& targets, double scale) {
+  const KernelScope timed(KernelKind::kCrossEntropyGrad);
   if (!is_dense_on_host({&logits}) || !targets.is_contiguous())
     return reference::cross_entropy_grad(std::move(logits), lse, targets, scale);
   with_loops(logits.scalar_type(), [&](const auto& loops, auto element) {

@@ -2,6 +2,7 @@
 
 #include "plait/run/model/kernels/dispatch.h"
 #include "plait/run/model/kernels/reference.h"
+#include "plait/run/model/kernels/timing.h"
 #include "plait/run/model/kernels/types.h"
 
 #include <ATen/core/Tensor.h>
@@ -11,10 +12,12 @@
 namespace plait::kernels {
 
 at::Tensor gather_rows(const at::Tensor& table, const at::Tensor& ids) {
+  const KernelScope timed(KernelKind::kEmbedding);
   return at::embedding(table, ids);
 }
 
 void accumulate_rows(const at::Tensor& grad, const at::Tensor& ids, const at::Tensor& dx) {
+  const KernelScope timed(KernelKind::kEmbeddingGrad);
   const bool fits = grad.scalar_type() == statistics_type(dx) && ids.is_contiguous();
   if (!fits || !is_dense_on_host({&grad}) || !is_dense_on_host({&dx})) return reference::accumulate_rows(grad, ids, dx);
   with_loops(dx.scalar_type(), [&](const auto& loops, auto element) {
@@ -26,6 +29,7 @@ void accumulate_rows(const at::Tensor& grad, const at::Tensor& ids, const at::Te
 }
 
 void accumulate_batch_sum(const at::Tensor& grad, const at::Tensor& dx) {
+  const KernelScope timed(KernelKind::kEmbeddingGrad);
   grad.add_(at::sum(dx, {0}, /*keepdim=*/false, grad.scalar_type()));
 }
 

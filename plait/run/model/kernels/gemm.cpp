@@ -1,5 +1,7 @@
 #include "plait/run/model/kernels/gemm.h"
 
+#include "plait/run/model/kernels/timing.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>
@@ -31,6 +33,12 @@ at::Tensor as_right_factor(const at::Tensor& weight, WeightLayout layout) {
   return layout == WeightLayout::kOutIn ? weight.t() : weight;
 }
 
+/// Of a product of `rows` rows with a weight.
+GemmShape shape_of(std::int64_t rows, const at::Tensor& weight, WeightLayout layout) {
+  const bool out_first = layout == WeightLayout::kOutIn;
+  return {.rows = rows, .inputs = weight.size(out_first ? 1 : 0), .outputs = weight.size(out_first ? 0 : 1)};
+}
+
 /// grad += rows^T columns with bf16 factors and fp32 sums, by the GEMM of MKL inside libtorch.
 /// \returns false if this processor has none, or the tensors are not such
 bool accumulate_bf16_product(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& columns) {
@@ -52,12 +60,14 @@ bool accumulate_bf16_product(const at::Tensor& grad, const at::Tensor& rows, con
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, WeightLayout layout) {
+  const KernelScope timed(KernelKind::kGemm, shape_of(x.size(0), weight, layout));
   const at::Tensor right = as_right_factor(weight, layout);
   return bias.defined() ? at::addmm(bias, x, right) : at::mm(x, right);
 }
 
 at::Tensor linear_plus(const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight,
                        const at::Tensor& bias, WeightLayout layout) {
+  const KernelScope timed(KernelKind::kGemm, shape_of(x.size(0), weight, layout));
   at::Tensor y = at::addmm(residual, x, as_right_factor(weight, layout));
   if (bias.defined()) y.add_(bias);
   return y;
@@ -65,19 +75,23 @@ at::Tensor linear_plus(const at::Tensor& residual, const at::Tensor& x, const at
 
 void linear_plus_into(at::Tensor& y, const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight,
                       const at::Tensor& bias, WeightLayout layout) {
+  const KernelScope timed(KernelKind::kGemm, shape_of(x.size(0), weight, layout));
   at::addmm_out(y, residual, x, as_right_factor(weight, layout));
   if (bias.defined()) y.add_(bias);
 }
 
 at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& weight, WeightLayout layout) {
+  const KernelScope timed(KernelKind::kGemmInputGrad, shape_of(dy.size(0), weight, layout));
   return at::mm(dy, layout == WeightLayout::kOutIn ? weight : weight.t());
 }
 
 void linear_input_grad_into(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& weight, WeightLayout layout) {
+  const KernelScope timed(KernelKind::kGemmInputGrad, shape_of(dy.size(0), weight, layout));
   at::mm_out(dx, dy, layout == WeightLayout::kOutIn ? weight : weight.t());
 }
 
 void accumulate_weight_grad(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& dy, WeightLayout layout) {
+  const KernelScope timed(KernelKind::kGemmWeightGrad, shape_of(x.size(0), grad, layout));
   const at::Tensor& rows = layout == WeightLayout::kOutIn ? dy : x;
   const at::Tensor& columns = layout == WeightLayout::kOutIn ? x : dy;
   if (grad.scalar_type() == rows.scalar_type())
@@ -87,6 +101,7 @@ void accumulate_weight_grad(const at::Tensor& grad, const at::Tensor& x, const a
 }
 
 void accumulate_bias_grad(const at::Tensor& grad, const at::Tensor& dy) {
+  const KernelScope timed(KernelKind::kBiasGrad);
   grad.add_(at::sum(dy, {0}, /*keepdim=*/false, grad.scalar_type()));
 }
 

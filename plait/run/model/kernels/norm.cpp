@@ -2,6 +2,7 @@
 
 #include "plait/run/model/kernels/dispatch.h"
 #include "plait/run/model/kernels/reference.h"
+#include "plait/run/model/kernels/timing.h"
 #include "plait/run/model/kernels/types.h"
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +12,7 @@
 namespace plait::kernels {
 
 RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  const KernelScope timed(KernelKind::kNorm);
   if (!is_dense_on_host({&x, &weight})) return reference::rms_norm(x, weight, eps);
   RmsNormResult result{.y = at::empty_like(x), .rstd = at::empty({x.size(0)}, x.options().dtype(statistics_type(x)))};
   with_loops(x.scalar_type(), [&](const auto& loops, auto element) {
@@ -23,6 +25,7 @@ RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps
 }
 
 at::Tensor rms_norm_apply(const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& weight) {
+  const KernelScope timed(KernelKind::kNorm);
   if (!is_dense_on_host({&x, &weight})) return reference::rms_norm_apply(x, rstd, weight);
   at::Tensor y = at::empty_like(x);
   with_loops(x.scalar_type(), [&](const auto& loops, auto element) {
@@ -36,6 +39,7 @@ at::Tensor rms_norm_apply(const at::Tensor& x, const at::Tensor& rstd, const at:
 
 at::Tensor rms_norm_input_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
                                const at::Tensor& weight, const at::Tensor& residual) {
+  const KernelScope timed(KernelKind::kNormInputGrad);
   if (!is_dense_on_host({&x, &dy, &weight, &residual}))
     return reference::rms_norm_input_grad(dy, x, rstd, weight, residual);
   at::Tensor dx = at::empty_like(x);
@@ -50,6 +54,7 @@ at::Tensor rms_norm_input_grad(const at::Tensor& dy, const at::Tensor& x, const 
 
 void rms_norm_weight_grad(const at::Tensor& weight_grad, const at::Tensor& dy, const at::Tensor& x,
                           const at::Tensor& rstd) {
+  const KernelScope timed(KernelKind::kNormWeightGrad);
   if (!is_dense_on_host({&x, &dy}) || !is_dense_on_host({&weight_grad, &rstd}))
     return reference::rms_norm_weight_grad(weight_grad, dy, x, rstd);
   with_loops(x.scalar_type(), [&](const auto& loops, auto element) {
@@ -61,6 +66,7 @@ void rms_norm_weight_grad(const at::Tensor& weight_grad, const at::Tensor& dy, c
 }
 
 LayerNormResult layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps) {
+  const KernelScope timed(KernelKind::kNorm);
   if (!is_dense_on_host({&x, &weight, &bias})) return reference::layer_norm(x, weight, bias, eps);
   const at::TensorOptions wide = x.options().dtype(statistics_type(x));
   LayerNormResult result{
@@ -76,6 +82,7 @@ LayerNormResult layer_norm(const at::Tensor& x, const at::Tensor& weight, const 
 
 at::Tensor layer_norm_apply(const at::Tensor& x, const at::Tensor& mean, const at::Tensor& rstd,
                             const at::Tensor& weight, const at::Tensor& bias) {
+  const KernelScope timed(KernelKind::kNorm);
   if (!is_dense_on_host({&x, &weight, &bias})) return reference::layer_norm_apply(x, mean, rstd, weight, bias);
   at::Tensor y = at::empty_like(x);
   with_loops(x.scalar_type(), [&](const auto& loops, auto element) {
@@ -89,6 +96,7 @@ at::Tensor layer_norm_apply(const at::Tensor& x, const at::Tensor& mean, const a
 
 at::Tensor layer_norm_input_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& mean,
                                  const at::Tensor& rstd, const at::Tensor& weight, const at::Tensor& residual) {
+  const KernelScope timed(KernelKind::kNormInputGrad);
   if (!is_dense_on_host({&x, &dy, &weight, &residual}))
     return reference::layer_norm_input_grad(dy, x, mean, rstd, weight, residual);
   at::Tensor dx = at::empty_like(x);
@@ -103,6 +111,7 @@ at::Tensor layer_norm_input_grad(const at::Tensor& dy, const at::Tensor& x, cons
 
 void layer_norm_weight_grad(const at::Tensor& weight_grad, const at::Tensor& bias_grad, const at::Tensor& dy,
                             const at::Tensor& x, const at::Tensor& mean, const at::Tensor& rstd) {
+  const KernelScope timed(KernelKind::kNormWeightGrad);
   if (!is_dense_on_host({&x, &dy}) || !is_dense_on_host({&weight_grad, &bias_grad, &mean, &rstd}))
     return reference::layer_norm_weight_grad(weight_grad, bias_grad, dy, x, mean, rstd);
   with_loops(x.scalar_type(), [&](const auto& loops, auto element) {

@@ -2,6 +2,7 @@
 
 #include "plait/run/model/kernels/dispatch.h"
 #include "plait/run/model/kernels/reference.h"
+#include "plait/run/model/kernels/timing.h"
 #include "plait/run/model/kernels/types.h"
 
 #include <ATen/core/Tensor.h>
@@ -28,6 +29,7 @@ bool can_loop(const at::Tensor& out, const at::Tensor& heads, const RotaryTable:
 
 /// out = heads turned by the angles whose cosine is cos and whose sine is direction * sin.
 void rotate_by(const at::Tensor& out, const at::Tensor& heads, const RotaryTable::Rows& rows, double direction) {
+  const KernelScope timed(KernelKind::kRotary);
   if (!can_loop(out, heads, rows)) return reference::rotate(out, heads, rows, direction);
   const cpu::HeadShape shape{
       .batch = heads.size(0), .tokens = heads.size(1), .heads = heads.size(2), .size = heads.size(3)};

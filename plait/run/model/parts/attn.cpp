@@ -1,5 +1,6 @@
 #include "plait/base/check.h"
 #include "plait/run/model/kernels/attention.h"
+#include "plait/run/model/kernels/timing.h"
 #include "plait/run/model/kernels/types.h"
 #include "plait/run/model/parts/part.h"
 
@@ -19,6 +20,7 @@ std::vector<at::Tensor>& slots(std::vector<std::vector<at::Tensor>>& of_parts, s
 
 /// total += part, in the statistics type; total may be undefined.
 void add_wide(at::Tensor& total, const at::Tensor& part) {
+  const KernelScope timed(KernelKind::kCopy);
   if (total.defined())
     total.add_(part);
   else
@@ -90,6 +92,7 @@ class Attn final : public PartModule {
     }
     sum.add(kernels::attention(heads.q, heads.k, heads.v, kernels::Mask::kCausal));
     if (!again) {
+      const KernelScope timed(KernelKind::kCopy);
       const bool copies = context.cache_entry == CacheEntry::kCopied;
       keys.push_back(copies ? heads.k.contiguous() : heads.k);
       values.push_back(copies ? heads.v.contiguous() : heads.v);
@@ -168,6 +171,7 @@ class Attn final : public PartModule {
     const at::Tensor from = as_heads(qkv);
     kernels::rotate(to.narrow(2, 0, num_heads_ + num_kv_heads_), from.narrow(2, 0, num_heads_ + num_kv_heads_), rows);
     if (!in_place) {
+      const KernelScope timed(KernelKind::kCopy);
       const std::int64_t first_value = num_heads_ + num_kv_heads_;
       to.narrow(2, first_value, num_kv_heads_).copy_(from.narrow(2, first_value, num_kv_heads_));
     }
@@ -184,16 +188,23 @@ class Attn final : public PartModule {
     std::vector<at::Tensor>& key_grads = slots(cache.key_grads, attn_idx_, slice + 1);
     std::vector<at::Tensor>& value_grads = slots(cache.value_grads, attn_idx_, slice + 1);
     PLAIT_CHECK(slice < keys.size(), "backward of slice {}, but the cache holds {}", slice, keys.size());
-    if (slice > 0) grads.q = grads.q.to(kernels::statistics_type(grads.q));
+    if (slice > 0) {
+      const KernelScope timed(KernelKind::kCopy);
+      grads.q = grads.q.to(kernels::statistics_type(grads.q));
+    }
     for (std::size_t earlier = 0; earlier < slice; ++earlier) {
       ++counts_->attention_backwards;
       const kernels::AttentionGrads part =
           kernels::attention_grad(dout, q, keys[earlier], values[earlier], out, lse, kernels::Mask::kNone);
-      grads.q.add_(part.q);
+      {
+        const KernelScope timed(KernelKind::kCopy);
+        grads.q.add_(part.q);
+      }
       add_wide(key_grads[earlier], part.k);
       add_wide(value_grads[earlier], part.v);
     }
     if (key_grads[slice].defined()) {
+      const KernelScope timed(KernelKind::kCopy);
       grads.k = key_grads[slice].add_(grads.k);
       grads.v = value_grads[slice].add_(grads.v);
     }
@@ -211,6 +222,7 @@ class Attn final : public PartModule {
     const at::Tensor q = heads.narrow(2, 0, num_heads_);
     const at::Tensor k = heads.narrow(2, num_heads_, num_kv_heads_);
     if (rotary_ == nullptr) {
+      const KernelScope timed(KernelKind::kCopy);
       q.copy_(grads.q.transpose(1, 2));
       k.copy_(grads.k.transpose(1, 2));
     } else {
@@ -218,6 +230,7 @@ class Attn final : public PartModule {
       kernels::rotate_back(q, grads.q.transpose(1, 2), rows);
       kernels::rotate_back(k, grads.k.transpose(1, 2), rows);
     }
+    const KernelScope timed(KernelKind::kCopy);
     heads.narrow(2, num_heads_ + num_kv_heads_, num_kv_heads_).copy_(grads.v.transpose(1, 2));
     return dqkv;
   }

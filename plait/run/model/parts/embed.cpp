@@ -1,4 +1,5 @@
 #include "plait/run/model/kernels/embedding.h"
+#include "plait/run/model/kernels/timing.h"
 #include "plait/run/model/parts/part.h"
 
 #include <ATen/core/Tensor.h>
@@ -31,6 +32,7 @@ class Embed final : public PartModule {
     const SliceData& data = context.data;
     at::Tensor x = kernels::gather_rows(tokens_->compute, data.tokens);
     if (positions_ != nullptr) {
+      const KernelScope timed(KernelKind::kEmbedding);
       if (data.documents.empty())
         x.add_(positions_->compute.narrow(0, data.first_position, data.tokens.size(1)));
       else
