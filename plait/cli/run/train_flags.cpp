@@ -44,6 +44,7 @@ Result<> check_numbers(const TrainFlags& f) {
   if (f.val_fraction >= 1) return refuse(fmt::format("--val-fraction {}: must lie in [0, 1)", f.val_fraction));
   if (f.mlp_chunk < 0) return refuse(fmt::format("--mlp-chunk {}: must not be negative", f.mlp_chunk));
   if (f.loss_chunk < 0) return refuse(fmt::format("--loss-chunk {}: must not be negative", f.loss_chunk));
+  PLAIT_TRY_VOID(check_launch(f));
   if (!(f.timeout > 0)) return refuse(fmt::format("--timeout {}: must be positive", f.timeout));
   if (f.warmup < 0 || f.eval_every < 0 || f.checkpoint_every < 0 || f.keep < 0 || f.log_every < 0 ||
       f.sample_tokens < 0)
@@ -65,6 +66,7 @@ void TrainFlags::add_to(FlagSet& flags) {
   flags.add_choice("Model", "--dtype", dtype, {"fp32", "bf16", "fp64"},
                    "compute type; bf16 keeps fp32 weights and gradients");
   schedule.add_to(flags);
+  job.add_to(flags);
   schedule.add_compare_to(flags);
   flags.add("Memory", "--mlp-chunk", mlp_chunk, "TOKENS",
             "run the MLP in chunks and keep nothing of its width; 0: whole micro-batches");
@@ -100,6 +102,13 @@ void TrainFlags::add_to(FlagSet& flags) {
   flags.add("Links", "--link-groups", link_groups, "GROUPS", "groups of neighbouring ranks; 0: those of --groups");
   flags.add("Run", "--sample-tokens", sample_tokens, "TOKENS", "length of the sample at the end; 0: none");
   flags.add_choice("Run", "--format", format, {"table", "json"}, "of the report at the end");
+}
+
+Result<> check_launch(const TrainFlags& f) {
+  if (f.job.processes < 0 || f.job.restarts < 0) return refuse("--processes and --restarts must not be negative");
+  if (f.job.restarts > 0 && f.job.processes == 0) return refuse("--restarts goes with --processes");
+  if (f.job.restarts > 0 && f.out.empty()) return refuse("--restarts needs --out, the folder to go on with");
+  return {};
 }
 
 ComputeType compute_type(const std::string& dtype) {

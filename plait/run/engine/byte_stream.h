@@ -56,7 +56,7 @@ class ByteReader {
   template <class T>
   T get() {
     static_assert(std::is_trivially_copyable_v<T>);
-    T value;
+    T value{};
     const std::string_view from = next(sizeof(T));
     std::memcpy(&value, from.data(), sizeof(T));
     return value;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace plait {
@@ -27,6 +28,10 @@ struct RankRange {
 RankRange ranks_of_process(int process, int num_processes, int num_ranks);
 /// The process of a rank under the same rule.
 int process_of_rank(RankId rank, int num_processes, int num_ranks);
+
+/// An error as bytes, for other processes.
+std::string encode(const Error& error);
+Error decode_error(std::string_view bytes);
 
 /// A process that others must go on without.
 struct LostProcess {

@@ -154,11 +154,10 @@ class MpiGroup final : public JobProcesses, public MpiUser {
     return {};
   }
 
-  [[noreturn]] void leave_failed(int exit_code) override {
+  void leave_failed() override {
+    watch_.set_last_words({});
     constexpr std::chrono::milliseconds kForOthers{700};  // longer than they take to their last words
     std::this_thread::sleep_for(kForOthers);
-    // MPI would wait for the dead, or end the others before they have spoken.
-    ::_exit(exit_code);
   }
 
   bool progress() override { return requests_.progress(); }

@@ -18,10 +18,11 @@ class JobProcesses : public ProcessGroup {
   /// Ends a job that went well, together with all others: MPI is finalized. Nothing of the group works afterwards.
   /// \errors those of a failure on the way
   virtual Result<> leave() = 0;
-  /// Ends this process behind a failure, once the others have had time to say theirs. Does not return.
-  [[noreturn]] virtual void leave_failed(int exit_code) = 0;
-  /// Called, with the failure, if half a second after one this process has not come to leave_failed: something hangs, or
-  /// computes for long. It should say so and end the process.
+  /// Behind a failure: gives the others time to say theirs. Then end the process by _exit: MPI would wait for the dead, or
+  /// end the others.
+  virtual void leave_failed() = 0;
+  /// Called, with the failure, if this process lives half a second after one and has not called leave_failed: something
+  /// hangs, or computes for long. It should say so and end the process.
   virtual void set_last_words(std::function<void(const Error&)> last_words) = 0;
 };
 

@@ -57,18 +57,6 @@ LostProcess decode_lost(std::string_view payload) {
   return lost;
 }
 
-std::string encode(const Error& error) {
-  return ByteWriter().put(error.code).put_bytes(error.rule).put_bytes(error.message).take();
-}
-
-Error decode_error(std::string_view payload) {
-  ByteReader in(payload);
-  Error error{.code = in.get<ErrorCode>(), .rule = {}, .message = {}};
-  error.rule = in.get_bytes();
-  error.message = in.get_bytes();
-  return error;
-}
-
 /// Where no step runs.
 Error explain_between_steps(const LostProcess& lost) {
   const bool gone = lost.how == LostProcess::How::kGone;

@@ -2,7 +2,6 @@
 
 #include "plait/base/files.h"
 #include "plait/ir/text.h"
-#include "plait/run/engine/byte_stream.h"
 #include "plait/run/train/agreement.h"
 #include "plait/run/train/batches.h"
 #include "plait/run/train/durable_file.h"
@@ -175,17 +174,10 @@ Result<> Run::find_start() {
 /// Fails on all processes if it fails on one, with the same words.
 Result<> Run::together(const Result<>& mine) const {
   if (processes_ == nullptr) return mine;
-  ByteWriter own;
-  if (!mine) own.put(mine.error().code).put_bytes(mine.error().rule).put_bytes(mine.error().message);
-  PLAIT_TRY(const std::vector<std::string> all, processes_->gather(own.take()));
+  PLAIT_TRY(const std::vector<std::string> all, processes_->gather(mine ? std::string() : encode(mine.error())));
   const auto first = std::find_if(all.begin(), all.end(), [](const std::string& error) { return !error.empty(); });
   PLAIT_TRY(const std::string told, processes_->broadcast(first == all.end() ? std::string() : *first));
-  if (told.empty()) return {};
-  ByteReader in(told);
-  Error error{.code = in.get<ErrorCode>(), .rule = {}, .message = {}};
-  error.rule = in.get_bytes();
-  error.message = in.get_bytes();
-  return error;
+  return told.empty() ? Result<>() : Result<>(decode_error(told));
 }
 
 /// Process 0 looks, so that all go on from the same one.

@@ -15,6 +15,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -350,7 +351,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "process %d: %s [%s]\n", (*job)->index(), done.error().message.c_str(),
                  done.error().rule.c_str());
     (*job)->report(done.error());
-    (*job)->leave_failed(3);
+    (*job)->leave_failed();
+    ::_exit(3);
   }
   if ((*job)->index() == 0) std::printf("cases %d\n", plait::num_cases);
   const plait::Result<> left = (*job)->leave();
