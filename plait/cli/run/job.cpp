@@ -7,13 +7,16 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 namespace plait::cli {
@@ -57,11 +60,33 @@ std::vector<std::string> words_for_processes(int argc, const char* const* argv) 
   return words;
 }
 
+std::vector<pid_t> own_children() {
+  std::ifstream in(fmt::format("/proc/self/task/{}/children", ::getpid()));
+  std::vector<pid_t> children;
+  for (pid_t child = 0; in >> child;) children.push_back(child);
+  return children;
+}
+
+/// What mpirun left behind has become ours: gives it a moment, then ends it.
+void end_orphans() {
+  constexpr std::chrono::seconds kMoment{3};
+  const auto deadline = std::chrono::steady_clock::now() + kMoment;
+  for (;;) {
+    const pid_t ended = ::waitpid(-1, nullptr, WNOHANG);
+    if (ended < 0 && errno != EINTR) return;
+    if (ended > 0) continue;
+    if (std::chrono::steady_clock::now() >= deadline)
+      for (const pid_t child : own_children()) ::kill(child, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
 /// Runs a command to its end; its exit code, or 128 + the signal that ended it.
 int run_to_end(std::vector<std::string> words) {
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child == 0) {
@@ -81,6 +106,7 @@ int run_to_end(std::vector<std::string> words) {
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   mpirun_pid = 0;
+  end_orphans();
   constexpr int kBySignal = 128;
   return WIFEXITED(status) ? WEXITSTATUS(status) : kBySignal + WTERMSIG(status);
 }

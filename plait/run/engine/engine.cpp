@@ -241,9 +241,9 @@ class RankEngine final : public Engine {
     if (dead_)
       return make_error(ErrorCode::kTransport, "engine.dead",
                         "the engine died of an earlier error and must be made anew: {}", dead_->message);
-    for (WaitState& wait : waits_) {
-      wait.peer.store(kAbsent);
-      wait.position.store(0);
+    for (std::int32_t rank = here_.begin; rank < here_.end; ++rank) {
+      waits_[static_cast<std::size_t>(rank)].peer.store(kAbsent);
+      waits_[static_cast<std::size_t>(rank)].position.store(0);
     }
     PLAIT_TRY_VOID(begin_step(program_run, start));
     const StepContext context{

@@ -24,8 +24,13 @@ void check_mpi(int status, const char* call) {
 
 Result<> MpiWorld::start() {
   int level = 0;
-  if (const int status = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level); status != MPI_SUCCESS)
+  int is_started = 0;
+  MPI_Initialized(&is_started);
+  if (is_started != 0) {
+    MPI_Query_thread(&level);
+  } else if (const int status = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level); status != MPI_SUCCESS) {
     return make_error(ErrorCode::kTransport, "mpi.start", "MPI does not start (code {})", status);
+  }
   if (level < MPI_THREAD_SERIALIZED)
     return make_error(ErrorCode::kTransport, "mpi.start", "this MPI cannot be called by several threads in turn");
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

@@ -32,7 +32,7 @@ class MpiUser {
 /// of its own looks now and then while nobody waits, so that transfers go on while the ranks compute.
 class MpiWorld {
  public:
-  /// Starts MPI. \errors kTransport "mpi.start"
+  /// Starts MPI, unless it was. \errors kTransport "mpi.start"
   static Result<> start();
   MpiWorld();
   ~MpiWorld();

@@ -60,7 +60,14 @@ JobResult run_alone(const std::vector<std::string>& command, const std::function
   ::close(err_pipe[1]);
   JobResult result;
   std::thread out_reader([&] { result.out = drain(out_pipe[0]); });
-  std::thread err_reader([&] { result.err = drain(err_pipe[0]); });
+  std::thread err_reader([&] {
+    std::vector<char> chunk(1U << 16U);
+    for (ssize_t count = 0; (count = ::read(err_pipe[0], chunk.data(), chunk.size())) > 0;) {
+      result.err.append(chunk.data(), static_cast<std::size_t>(count));
+      result.err_times.emplace_back(std::chrono::steady_clock::now(), result.err.size());
+    }
+    ::close(err_pipe[0]);
+  });
   if (meanwhile) meanwhile(child);
   int status = 0;
   ::waitpid(child, &status, 0);
@@ -114,6 +121,13 @@ bool is_alive(pid_t process) {
   std::string text{std::istreambuf_iterator<char>(in), {}};
   const std::size_t close = text.rfind(')');
   return close != std::string::npos && close + 2 < text.size() && text[close + 2] != 'Z';
+}
+
+std::string variable_of(pid_t process, const std::string& name) {
+  std::ifstream in("/proc/" + std::to_string(process) + "/environ");
+  for (std::string entry; std::getline(in, entry, '\0');)
+    if (entry.starts_with(name + "=")) return entry.substr(name.size() + 1);
+  return {};
 }
 
 }  // namespace plait::test

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 /// Programs under mpirun, on this machine, whatever user runs them and however few cores there are.
@@ -14,6 +15,8 @@ struct JobResult {
   int exit_code = -1;  ///< 128 + signal where one ended mpirun
   std::string out;
   std::string err;
+  /// When what was written on standard error had come, at which length of `err`.
+  std::vector<std::pair<std::chrono::steady_clock::time_point, std::size_t>> err_times;
   std::chrono::duration<double> seconds{};
 };
 
@@ -31,5 +34,7 @@ JobResult run_alone(const std::vector<std::string>& command, const std::function
 std::vector<pid_t> descendants(pid_t ancestor, const std::string& name = {});
 
 bool is_alive(pid_t process);
+/// A variable of the environment that a process started with.
+std::string variable_of(pid_t process, const std::string& name);
 
 }  // namespace plait::test
