@@ -121,9 +121,9 @@ Result<int> run(TrainFlags& f, const FlagSet& flags, const std::shared_ptr<JobPr
   if (!summary) return summary.error();
   if (leads)
     PLAIT_TRY_VOID(
-      print_summary(job, options, *summary,
-                    {.sample_tokens = data.tokenizer ? f.sample_tokens : 0, .seed = f.seed, .format = f.format},
-                    data.tokenizer.get()));
+        print_summary(job, options, *summary,
+                      {.sample_tokens = data.tokenizer ? f.sample_tokens : 0, .seed = f.seed, .format = f.format},
+                      data.tokenizer.get()));
   return summary->interrupted ? exit_code(ErrorCode::kInterrupted) : 0;
 }
 

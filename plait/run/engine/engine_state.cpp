@@ -99,8 +99,7 @@ std::vector<HeldPart> held_state(const RankWorker& worker) {
   std::vector<HeldPart> parts;
   for (const auto& [name, parameter] : worker.parameters().by_name()) {
     const auto add = [&](const char* what, const at::Tensor& part) {
-      parts.push_back(
-          {.name = name, .what = what, .shape = parameter.shape, .begin = parameter.begin, .part = part});
+      parts.push_back({.name = name, .what = what, .shape = parameter.shape, .begin = parameter.begin, .part = part});
     };
     add("", parameter.master);
     if (worker.optimizer() == nullptr) continue;

@@ -25,7 +25,7 @@ void load_rank(RankWorker& worker, const std::map<std::string, ParameterState>& 
 /// What a rank holds of a tensor: all of it, or the elements from `begin` on.
 struct HeldPart {
   std::string name;
-  std::string what;  ///< a moment's name; empty for weights and gradients
+  std::string what;                 ///< a moment's name; empty for weights and gradients
   std::vector<std::int64_t> shape;  ///< of the whole
   std::int64_t begin = 0;
   at::Tensor part;

@@ -28,11 +28,11 @@ std::optional<Waiting> longest_wait(const std::vector<WaitState>& waits, RankRan
     const WaitState& state = waits[static_cast<std::size_t>(rank)];
     const std::int32_t peer = state.peer.load(std::memory_order_acquire);
     if (peer == kAbsent) continue;
-    const Waiting waiting{.rank = RankId{rank},
-                          .peer = RankId{peer},
-                          .position = static_cast<std::size_t>(state.position.load(std::memory_order_relaxed)),
-                          .waited = Clock::now().time_since_epoch() -
-                                    Clock::duration(state.since.load(std::memory_order_relaxed))};
+    const Waiting waiting{
+        .rank = RankId{rank},
+        .peer = RankId{peer},
+        .position = static_cast<std::size_t>(state.position.load(std::memory_order_relaxed)),
+        .waited = Clock::now().time_since_epoch() - Clock::duration(state.since.load(std::memory_order_relaxed))};
     if (!longest || waiting.waited > longest->waited) longest = waiting;
   }
   return longest;

@@ -41,8 +41,8 @@ struct LostProcess {
   };
   int process = 0;
   How how = How::kGone;
-  std::string where;           ///< "process 2 (node7, pid 1234)"
-  Clock::duration silence{};   ///< since the last sign of life
+  std::string where;          ///< "process 2 (node7, pid 1234)"
+  Clock::duration silence{};  ///< since the last sign of life
   friend bool operator==(const LostProcess&, const LostProcess&) = default;
 };
 

@@ -66,7 +66,8 @@ void add_reports(const Program& program, std::vector<RankReport>&& reports, Step
     result.peak_stashes.push_back(report.peak_stashes);
     result.kernels.push_back(report.kernels);
   }
-  const bool recorded = std::any_of(reports.begin(), reports.end(), [](const RankReport& report) { return !report.kernel_events.empty(); });
+  const bool recorded = std::any_of(reports.begin(), reports.end(),
+                                    [](const RankReport& report) { return !report.kernel_events.empty(); });
   if (!recorded) return;
   for (RankReport& report : reports) result.kernel_events.push_back(std::move(report.kernel_events));
 }

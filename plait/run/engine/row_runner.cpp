@@ -122,12 +122,11 @@ Error RowRunner::timed_out() const {
   const Clock::duration waited =
       Clock::now().time_since_epoch() - Clock::duration(state.since.load(std::memory_order_relaxed));
   const auto reached = (*context_.waits)[peer.index()].position.load(std::memory_order_relaxed);
-  return make_error(ErrorCode::kTimeout, "engine.timeout",
-                    "{}: rank {} has been silent for {:.3f} s (limit {:.3f} s), at {}; {}", where(waiting, position),
-                    peer.value(), std::chrono::duration<double>(waited).count(),
-                    std::chrono::duration<double>(context_.timeout).count(),
-                    where(peer, static_cast<std::size_t>(reached)),
-                    lost ? "it did send, so the message was lost on its way" : "see why it hangs, or allow more time");
+  return make_error(
+      ErrorCode::kTimeout, "engine.timeout", "{}: rank {} has been silent for {:.3f} s (limit {:.3f} s), at {}; {}",
+      where(waiting, position), peer.value(), std::chrono::duration<double>(waited).count(),
+      std::chrono::duration<double>(context_.timeout).count(), where(peer, static_cast<std::size_t>(reached)),
+      lost ? "it did send, so the message was lost on its way" : "see why it hangs, or allow more time");
 }
 
 bool RowRunner::await_message(TransferId transfer, Message& message) {

@@ -67,8 +67,7 @@ class Planner {
 
   void add(std::size_t t, std::pair<std::int64_t, std::int64_t> range, const std::vector<std::size_t>& sources,
            const std::vector<std::size_t>& outs, std::size_t worker) {
-    for (const std::size_t out : outs)
-      PLAIT_CHECK(holds(out, t), "member {} has no tensor {} for the result", out, t);
+    for (const std::size_t out : outs) PLAIT_CHECK(holds(out, t), "member {} has no tensor {} for the result", out, t);
     const bool stays = outs.empty() || (outs.size() == 1 && sources == outs);
     if (range.first == range.second || stays) return;
     blocks_.push_back({.tensor = t,

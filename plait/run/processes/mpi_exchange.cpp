@@ -47,9 +47,8 @@ bool MpiExchange::enter(std::size_t member, std::span<const at::Tensor> tensors)
   tensors_[member].assign(tensors.begin(), tensors.end());
   for (const at::Tensor& tensor : tensors) {
     PLAIT_CHECK(!tensor.defined() || (tensor.is_contiguous() && tensor.is_cpu()), "a tensor has gaps or is elsewhere");
-    announced_[member].push_back(tensor.defined()
-                                     ? MemberTensor{.num_elements = tensor.numel(), .type = tensor.scalar_type()}
-                                     : MemberTensor{});
+    announced_[member].push_back(
+        tensor.defined() ? MemberTensor{.num_elements = tensor.numel(), .type = tensor.scalar_type()} : MemberTensor{});
   }
   entered_[member] = true;
   for (std::size_t i = 0; i < processes_.size(); ++i)
@@ -168,8 +167,8 @@ void MpiExchange::send_summands() {
       if (is_here(source)) {
         summand = segment(source, block);
       } else {
-        summand = at::empty({block.end - block.begin},
-                            at::TensorOptions().dtype(announced_[source][block.tensor].type));
+        summand =
+            at::empty({block.end - block.begin}, at::TensorOptions().dtype(announced_[source][block.tensor].type));
         receive(summand, processes_[source], tag_);
       }
     }

@@ -23,8 +23,7 @@ constexpr int kPatience = 30;  // timeouts
 
 class MpiGroup final : public JobProcesses, public MpiUser {
  public:
-  explicit MpiGroup(Clock::duration timeout)
-      : timeout_(timeout), watch_(world_.index(), world_.size(), timeout) {
+  explicit MpiGroup(Clock::duration timeout) : timeout_(timeout), watch_(world_.index(), world_.size(), timeout) {
     world_.on_failure([this](const std::string& words) {
       watch_.report(Error{.code = ErrorCode::kTransport, .rule = "mpi.failed", .message = words});
     });
@@ -104,8 +103,7 @@ class MpiGroup final : public JobProcesses, public MpiUser {
     }));
     auto all = std::make_shared<std::vector<std::string>>(index() == 0 ? sizes->size() : 0);
     PLAIT_TRY_VOID(finish("gathering", [&](const MpiRequests::Behind& behind) {
-      if (index() != 0)
-        return requests_.send(own->data(), own->size(), 0, kTag, control_, [own, behind] { behind(); });
+      if (index() != 0) return requests_.send(own->data(), own->size(), 0, kTag, control_, [own, behind] { behind(); });
       int pieces = 0;
       for (std::size_t process = 1; process < all->size(); ++process) {
         std::string& text = (*all)[process];

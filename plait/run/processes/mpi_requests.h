@@ -18,15 +18,22 @@ class MpiRequests {
 
   /// Buffers live until `behind` runs. Large ones go in pieces, each of which calls `behind`; returns their number.
   int send(const void* data, std::size_t size, int process, int tag, MPI_Comm channel, const Behind& behind) {
-    return in_pieces(size, [&](std::size_t at, int count, MPI_Request* request) {
-      check_mpi(MPI_Isend(static_cast<const char*>(data) + at, count, MPI_BYTE, process, tag, channel, request),
-                "MPI_Isend");
-    }, behind);
+    return in_pieces(
+        size,
+        [&](std::size_t at, int count, MPI_Request* request) {
+          check_mpi(MPI_Isend(static_cast<const char*>(data) + at, count, MPI_BYTE, process, tag, channel, request),
+                    "MPI_Isend");
+        },
+        behind);
   }
   int receive(void* data, std::size_t size, int process, int tag, MPI_Comm channel, const Behind& behind) {
-    return in_pieces(size, [&](std::size_t at, int count, MPI_Request* request) {
-      check_mpi(MPI_Irecv(static_cast<char*>(data) + at, count, MPI_BYTE, process, tag, channel, request), "MPI_Irecv");
-    }, behind);
+    return in_pieces(
+        size,
+        [&](std::size_t at, int count, MPI_Request* request) {
+          check_mpi(MPI_Irecv(static_cast<char*>(data) + at, count, MPI_BYTE, process, tag, channel, request),
+                    "MPI_Irecv");
+        },
+        behind);
   }
   void add(MPI_Request request, Behind behind) {
     requests_.push_back(request);
@@ -40,13 +47,14 @@ class MpiRequests {
     if (requests_.empty()) return false;
     done_.resize(requests_.size());
     int count = 0;
-    check_mpi(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, done_.data(),
-                           MPI_STATUSES_IGNORE),
-              "MPI_Testsome");
+    check_mpi(
+        MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, done_.data(), MPI_STATUSES_IGNORE),
+        "MPI_Testsome");
     if (count == MPI_UNDEFINED || count == 0) return false;
     // What runs may add requests.
     std::vector<Behind> due;
-    for (int i = 0; i < count; ++i) due.push_back(std::move(behind_[static_cast<std::size_t>(done_[static_cast<std::size_t>(i)])]));
+    for (int i = 0; i < count; ++i)
+      due.push_back(std::move(behind_[static_cast<std::size_t>(done_[static_cast<std::size_t>(i)])]));
     std::size_t kept = 0;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       if (requests_[i] == MPI_REQUEST_NULL) continue;

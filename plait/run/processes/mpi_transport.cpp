@@ -112,7 +112,8 @@ class MpiTransport final : public Transport, public MpiUser {
     WireMessage wire = pack(std::move(message));
     const bool along = wire.payload() <= kSmall;
     ByteWriter head;
-    head.put(Address{.kind = along ? Address::Kind::kMessageWithBytes : Address::Kind::kMessage, .id = id, .step = step_})
+    head.put(Address{
+                 .kind = along ? Address::Kind::kMessageWithBytes : Address::Kind::kMessage, .id = id, .step = step_})
         .put_bytes(wire.head);
     if (along)
       for (const WirePiece& piece : wire.pieces) head.append(piece.data, piece.size);
@@ -332,7 +333,7 @@ class MpiTransport final : public Transport, public MpiUser {
   MpiRequests requests_;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
-  std::vector<DoneIn> transfers_done_;  ///< sent or received, on whichever end this process is
+  std::vector<DoneIn> transfers_done_;                   ///< sent or received, on whichever end this process is
   std::vector<std::unique_ptr<MpiExchange>> exchanges_;  ///< null where one process has all members, or this one none
   std::vector<DoneIn> collectives_done_;
   std::uint64_t step_ = 0;  ///< written between steps only

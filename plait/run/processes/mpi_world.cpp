@@ -19,7 +19,8 @@ void check_mpi(int status, const char* call) {
   std::array<char, MPI_MAX_ERROR_STRING> words{};
   int length = 0;
   MPI_Error_string(status, words.data(), &length);
-  throw std::runtime_error(fmt::format("{}: {}", call, std::string_view(words.data(), static_cast<std::size_t>(length))));
+  throw std::runtime_error(
+      fmt::format("{}: {}", call, std::string_view(words.data(), static_cast<std::size_t>(length))));
 }
 
 Result<> MpiWorld::start() {
@@ -28,7 +29,8 @@ Result<> MpiWorld::start() {
   MPI_Initialized(&is_started);
   if (is_started != 0) {
     MPI_Query_thread(&level);
-  } else if (const int status = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level); status != MPI_SUCCESS) {
+  } else if (const int status = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
+             status != MPI_SUCCESS) {
     return make_error(ErrorCode::kTransport, "mpi.start", "MPI does not start (code {})", status);
   }
   if (level < MPI_THREAD_SERIALIZED)
@@ -109,8 +111,8 @@ bool MpiWorld::wait(const std::function<bool()>& ready, const std::function<bool
 }
 
 void MpiWorld::loop() {
-  constexpr std::chrono::microseconds kRest{100};   // between looks while something may be under way
-  constexpr std::chrono::milliseconds kQuiet{1};    // and where nothing was for a while
+  constexpr std::chrono::microseconds kRest{100};  // between looks while something may be under way
+  constexpr std::chrono::milliseconds kQuiet{1};   // and where nothing was for a while
   constexpr std::chrono::milliseconds kAWhile{50};
   pthread_setname_np(pthread_self(), "plait-mpi");
   prctl(PR_SET_TIMERSLACK, 1000UL);  // ns; sleeps of 100 us would otherwise last half as long again

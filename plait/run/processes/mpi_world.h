@@ -95,7 +95,7 @@ class Patience {
   }
 
  private:
-  static constexpr std::chrono::microseconds kHot{50};   // a hand-over of 64 KiB takes less
+  static constexpr std::chrono::microseconds kHot{50};    // a hand-over of 64 KiB takes less
   static constexpr std::chrono::microseconds kLeast{20};  // below, a sleep costs more than it saves
   static constexpr std::chrono::microseconds kMost{200};
   Clock::time_point moved_at_ = Clock::now();

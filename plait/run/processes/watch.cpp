@@ -21,10 +21,10 @@ namespace plait {
 namespace {
 
 enum Frame : std::uint8_t {
-  kHello = 1,   ///< pass word, process, where
-  kBeat,        ///< states of the sender's ranks; from process 0 of all other processes' too
-  kFailed,      ///< an error that a process reports
-  kLost,        ///< process 0 gave a process up
+  kHello = 1,  ///< pass word, process, where
+  kBeat,       ///< states of the sender's ranks; from process 0 of all other processes' too
+  kFailed,     ///< an error that a process reports
+  kLost,       ///< process 0 gave a process up
   kGoodBye,
 };
 
@@ -308,10 +308,8 @@ void Watch::read_peer(int process) {
       [&](std::uint8_t kind, std::string_view payload) { return on_frame(process, kind, payload); });
   if (open) return;
   const bool left = peer.left;
-  const LostProcess lost{.process = process,
-                         .how = LostProcess::How::kGone,
-                         .where = peer.where,
-                         .silence = Clock::now() - peer.heard};
+  const LostProcess lost{
+      .process = process, .how = LostProcess::How::kGone, .where = peer.where, .silence = Clock::now() - peer.heard};
   peer.connection.reset();
   if (!left) lose(lost);
 }

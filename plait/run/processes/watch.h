@@ -81,7 +81,7 @@ class Watch {
   std::string password_;
   std::string where_;
   int listener_ = -1;
-  int wake_ = -1;  ///< an eventfd
+  int wake_ = -1;            ///< an eventfd
   std::vector<Peer> peers_;  ///< by process; on others than 0 only that of 0 has a connection
 
   mutable std::mutex board_mutex_;

@@ -89,7 +89,9 @@ class Run {
   Result<> save();
   Result<TrainSummary> finish();
   Result<> together(const Result<>& mine) const;
-  [[nodiscard]] Result<bool> any(bool mine) const { return processes_ == nullptr ? Result<bool>(mine) : processes_->any(mine); }
+  [[nodiscard]] Result<bool> any(bool mine) const {
+    return processes_ == nullptr ? Result<bool>(mine) : processes_->any(mine);
+  }
   [[nodiscard]] std::int64_t rows_per_step() const {
     return job_.program.program().layout.num_microbatches * options_.microbatch_size;
   }

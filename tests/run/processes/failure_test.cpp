@@ -38,16 +38,16 @@ class Failure : public Job {
  protected:
   /// Starts four processes, lets them take some steps, then does harm to one.
   JobResult disturb(int victim, const std::function<void(pid_t)>& harm) {
-    return run_alone(flags("run", kEndless,
-                           {"--processes", "4", "--timeout", std::to_string(kTimeout), "--checkpoint-every", "0"}),
-                     [&](pid_t launcher) {
-                       EXPECT_TRUE(wait_until([&] { return num_lines(folder_ / "run") >= 5; }));
-                       processes_ = descendants(launcher);
-                       const pid_t process = process_of(launcher, victim);
-                       ASSERT_NE(process, 0);
-                       fault_ = std::chrono::steady_clock::now();
-                       harm(process);
-                     });
+    return run_alone(
+        flags("run", kEndless, {"--processes", "4", "--timeout", std::to_string(kTimeout), "--checkpoint-every", "0"}),
+        [&](pid_t launcher) {
+          EXPECT_TRUE(wait_until([&] { return num_lines(folder_ / "run") >= 5; }));
+          processes_ = descendants(launcher);
+          const pid_t process = process_of(launcher, victim);
+          ASSERT_NE(process, 0);
+          fault_ = std::chrono::steady_clock::now();
+          harm(process);
+        });
   }
   void expect_reported(const JobResult& result, int victim, const std::string& what) {
     EXPECT_NE(result.exit_code, 0);
@@ -137,12 +137,12 @@ TEST_F(Failure, APauseWithinTheTimeoutIsNone) {
 
 TEST_F(Failure, WithoutItsLauncherNothingGoesOn) {
   std::vector<pid_t> processes;
-  const JobResult result = run_alone(flags("run", kEndless, {"--processes", "4", "--checkpoint-every", "0"}),
-                                     [&](pid_t launcher) {
-                                       EXPECT_TRUE(wait_until([&] { return num_lines(folder_ / "run") >= 5; }));
-                                       processes = descendants(launcher);
-                                       ::kill(launcher, SIGKILL);
-                                     });
+  const JobResult result =
+      run_alone(flags("run", kEndless, {"--processes", "4", "--checkpoint-every", "0"}), [&](pid_t launcher) {
+        EXPECT_TRUE(wait_until([&] { return num_lines(folder_ / "run") >= 5; }));
+        processes = descendants(launcher);
+        ::kill(launcher, SIGKILL);
+      });
   EXPECT_EQ(result.exit_code, 128 + SIGKILL);
   EXPECT_GE(processes.size(), 5U);
   EXPECT_TRUE(wait_until([&] { return alive(processes).empty(); }));
@@ -150,13 +150,12 @@ TEST_F(Failure, WithoutItsLauncherNothingGoesOn) {
 
 TEST_F(Failure, WithoutMpirunNothingGoesOn) {
   std::vector<pid_t> processes;
-  const JobResult result = run_alone(flags("run", kEndless, {"--processes", "4", "--checkpoint-every", "0"}),
-                                     [&](pid_t launcher) {
-                                       EXPECT_TRUE(wait_until([&] { return num_lines(folder_ / "run") >= 5; }));
-                                       processes = descendants(launcher);
-                                       for (const pid_t mpirun : descendants(launcher, "mpirun"))
-                                         ::kill(mpirun, SIGKILL);
-                                     });
+  const JobResult result =
+      run_alone(flags("run", kEndless, {"--processes", "4", "--checkpoint-every", "0"}), [&](pid_t launcher) {
+        EXPECT_TRUE(wait_until([&] { return num_lines(folder_ / "run") >= 5; }));
+        processes = descendants(launcher);
+        for (const pid_t mpirun : descendants(launcher, "mpirun")) ::kill(mpirun, SIGKILL);
+      });
   EXPECT_NE(result.exit_code, 0);
   EXPECT_TRUE(wait_until([&] { return alive(processes).empty(); }));
 }

@@ -27,7 +27,8 @@ std::string drain(int fd) {
 }
 
 void set_environment() {
-  for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"})
+  for (const char* name :
+       {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"})
     ::setenv(name, "1", 1);
   ::setenv("OMPI_MCA_hwloc_base_binding_policy", "none", 1);
 }

@@ -8,8 +8,8 @@
 
 #include "plait/run/engine/rank_threads.h"
 #include "plait/run/processes/mpi_group.h"
-#include "tests/run/engine/engine_support.h"
 
+#include "tests/run/engine/engine_support.h"
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -128,11 +128,10 @@ Result<> run_grid(const std::shared_ptr<JobProcesses>& job, int ranks, int part,
                                                       : ComputeType::kFloat32,
                                 .optimizer = {.kind = at % 5 == 0 ? OptimizerKind::kSgd : OptimizerKind::kAdamW,
                                               .clip = at % 7 == 0 ? std::nullopt : std::optional(0.25)}};
-          const std::string name =
-              fmt::format("{} ranks {} microbatches {} chunks {} slices {} {} {} type {}", info->name, ranks,
-                          microbatches, chunks.value_or(0), slices.value_or(0),
-                          tying == HeadTying::kTied ? "tied" : "untied", wide ? "wide" : "narrow",
-                          static_cast<int>(options.type));
+          const std::string name = fmt::format("{} ranks {} microbatches {} chunks {} slices {} {} {} type {}",
+                                               info->name, ranks, microbatches, chunks.value_or(0), slices.value_or(0),
+                                               tying == HeadTying::kTied ? "tied" : "untied", wide ? "wide" : "narrow",
+                                               static_cast<int>(options.type));
           EngineOptions spread = options;
           spread.processes = job;
           const ModelConfig config = config_of(wide, tying);
@@ -273,7 +272,8 @@ Message message_of(int form, Value value) {
 }
 
 std::string difference_of(const Message& a, const Message& b) {
-  if (a.value != b.value || a.counts != b.counts || a.tensors.size() != b.tensors.size()) return "name, counts or number";
+  if (a.value != b.value || a.counts != b.counts || a.tensors.size() != b.tensors.size())
+    return "name, counts or number";
   for (std::size_t i = 0; i < a.tensors.size(); ++i) {
     const at::Tensor& x = a.tensors[i];
     const at::Tensor& y = b.tensors[i];

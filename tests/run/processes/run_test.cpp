@@ -100,7 +100,8 @@ TEST_F(ProcessRun, RefusesProcessesThatWereGivenDifferentThings) {
     const Words two = {"--ranks", "2"};
     const JobResult result = start(flags("run", 3, two), flags("run", 3, two + more));
     EXPECT_EQ(result.exit_code, 2) << result.err;
-    for (const char* process : {"error: process 0: ", "error: process 1: "}) EXPECT_THAT(result.err, HasSubstr(process));
+    for (const char* process : {"error: process 0: ", "error: process 1: "})
+      EXPECT_THAT(result.err, HasSubstr(process));
     EXPECT_THAT(result.err, HasSubstr("process 1 was given something else than process 0: "));
     EXPECT_THAT(result.err, HasSubstr(what));
     EXPECT_THAT(result.err, HasSubstr("[train.processes_differ]"));

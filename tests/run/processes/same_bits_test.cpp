@@ -1,7 +1,6 @@
 // Programs over processes give the bits of the same programs over threads. The comparing is done by probe.cpp.
 
 #include "mpirun.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
