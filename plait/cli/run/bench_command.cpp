@@ -95,6 +95,7 @@ Result<int> calibrate_command(int argc, const char* const* argv) {
 Result<int> bench_command(int argc, const char* const* argv) {
   const std::string_view what = argc > 1 ? argv[1] : "";
   if (what == "step") return bench_step_command(argc - 1, argv + 1);
+  if (what == "micro") return bench_micro_command(argc - 1, argv + 1);
   if (what == "calibrate") return calibrate_command(argc - 1, argv + 1);
   if (what == "--help") {
     std::fputs(

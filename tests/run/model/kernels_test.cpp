@@ -20,9 +20,10 @@ using test::relative_error;
 struct Operands {
   at::Tensor q, k, v, dout;
 };
-Operands random_operands(std::int64_t groups, std::int64_t queries, std::int64_t keys, at::ScalarType type) {
+Operands random_operands(std::int64_t groups, std::int64_t queries, std::int64_t keys, at::ScalarType type,
+                         std::int64_t head_size = 8) {
   const auto make = [&](std::int64_t tokens, std::int64_t heads) {
-    return at::randn({2, tokens, heads, 8}, at::TensorOptions().dtype(at::kDouble)).to(type).transpose(1, 2);
+    return at::randn({2, tokens, heads, head_size}, at::TensorOptions().dtype(at::kDouble)).to(type).transpose(1, 2);
   };
   return {.q = make(queries, 4), .k = make(keys, groups), .v = make(keys, groups), .dout = make(queries, 4)};
 }
@@ -31,10 +32,15 @@ TEST(Attention, EqualsPlainMatrixProducts) {
   for (const auto& [type, tolerance] :
        {std::pair(at::kDouble, 1e-13), std::pair(at::kFloat, 1e-5), std::pair(at::kBFloat16, 2e-2)})
     for (const std::int64_t groups : {1, 2, 4})
-      for (const auto& [queries, keys, mask] :
-           {std::tuple(40, 40, Mask::kCausal), std::tuple(40, 70, Mask::kNone), std::tuple(1, 33, Mask::kNone)}) {
-        SCOPED_TRACE(fmt::format("{} groups, {} queries, {} keys, {}", groups, queries, keys, at::toString(type)));
-        const Operands x = random_operands(groups, queries, keys, type);
+      for (const auto& [queries, keys, size, mask] :
+           {std::tuple(40, 40, 8, Mask::kCausal), std::tuple(40, 70, 8, Mask::kNone), std::tuple(1, 33, 8, Mask::kNone),
+            // Sizes of the loops: one block and less, several blocks and spans, their last rows and keys.
+            std::tuple(2, 2, 16, Mask::kCausal), std::tuple(97, 97, 64, Mask::kCausal),
+            std::tuple(600, 600, 32, Mask::kCausal), std::tuple(100, 530, 48, Mask::kNone),
+            std::tuple(130, 65, 256, Mask::kNone)}) {
+        SCOPED_TRACE(
+            fmt::format("{} groups, {} queries, {} keys of {}, {}", groups, queries, keys, size, at::toString(type)));
+        const Operands x = random_operands(groups, queries, keys, type, size);
         const AttentionResult expected = attention_reference(x.q, x.k, x.v, mask);
         const AttentionResult result = attention(x.q, x.k, x.v, mask);
         EXPECT_LT(relative_error(result.out, expected.out), tolerance);

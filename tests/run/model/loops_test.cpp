@@ -201,6 +201,36 @@ TEST(Gemm, WeightGradientsAddUp) {
 }
 
 #if defined(__x86_64__)
+/// Attention and its gradients in fp32: out, lse, dq, dk, dv.
+std::vector<at::Tensor> attend(const cpu::LoopTables& tables) {
+  constexpr std::int64_t kTokens = 70;
+  constexpr std::int64_t kSize = 48;
+  const cpu::AttentionShape shape{
+      .batch = 1, .heads = 2, .kv_heads = 1, .queries = kTokens, .keys = kTokens, .size = kSize, .causal = true};
+  const at::Tensor wave = at::linspace(0, 300, 5 * kTokens * kSize).sin().view({5, kTokens * kSize});
+  const auto heads = [](const at::Tensor& x) {
+    return cpu::HeadData<float>{.data = x.mutable_data_ptr<float>(),
+                                .strides = {.token = kSize, .head = kTokens * kSize}};
+  };
+  const auto given = [&](const at::Tensor& x) {
+    const cpu::HeadData<float> data = heads(x);
+    return cpu::HeadData<const float>{.data = data.data, .strides = data.strides};
+  };
+  const at::Tensor q = wave.narrow(0, 0, 2);
+  const at::Tensor k = wave.narrow(0, 2, 1);
+  const at::Tensor v = wave.narrow(0, 3, 1);
+  const at::Tensor dout = wave.narrow(0, 3, 2);
+  std::vector<at::Tensor> results{at::empty_like(q), at::zeros({2, kTokens}), at::empty_like(q), at::empty_like(k),
+                                  at::empty_like(v)};
+  const at::Tensor scratch = at::zeros({cpu::kAttentionScratch});
+  tables.f32.attention(shape, given(q), given(k), given(v), heads(results[0]), results[1].mutable_data_ptr<float>(),
+                       scratch.mutable_data_ptr<float>());
+  tables.f32.attention_grad(shape, given(dout), given(q), given(k), given(v), given(results[0]),
+                            results[1].const_data_ptr<float>(), heads(results[2]), heads(results[3]), heads(results[4]),
+                            nullptr, scratch.mutable_data_ptr<float>());
+  return results;
+}
+
 /// Every instruction set gives the numbers of the plain one, up to fused multiply-adds.
 TEST(Loops, InstructionSetsAgree) {
   std::vector<cpu::LoopTables> sets;
@@ -224,7 +254,9 @@ TEST(Loops, InstructionSetsAgree) {
     const at::Tensor targets = at::zeros({kRows}, at::TensorOptions().dtype(at::kLong));
     tables.f32.cross_entropy(in, targets.const_data_ptr<std::int64_t>(), lse.mutable_data_ptr<float>(), kRows,
                              2 * kWidth);
-    return std::vector<at::Tensor>{act, normed, rstd, lse};
+    std::vector<at::Tensor> results{act, normed, rstd, lse};
+    for (const at::Tensor& result : attend(tables)) results.push_back(result);
+    return results;
   };
   const std::vector<at::Tensor> expected = run(plain);
   for (const cpu::LoopTables& tables : sets) {

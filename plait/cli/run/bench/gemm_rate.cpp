@@ -119,14 +119,16 @@ double square_gemm_rate(ComputeType type) {
   return best;
 }
 
-double copy_bandwidth() {
-  constexpr std::int64_t kElements = std::int64_t{1} << 25;  // 128 MiB, more than the last cache of one core's share
-  constexpr int kRepetitions = 6;
+double copy_bandwidth(std::int64_t bytes) {
+  constexpr int kLeastRepetitions = 4;
+  constexpr double kSeconds = 0.02;
+  const std::int64_t elements = std::max<std::int64_t>(1, bytes / 8);
   const at::TensorOptions element = at::TensorOptions().dtype(at::kFloat);
-  const at::Tensor from = at::full({kElements}, kValue, element);
-  const at::Tensor to = at::full({kElements}, 0.0, element);
+  const at::Tensor from = at::full({elements}, kValue, element);
+  const at::Tensor to = at::full({elements}, 0.0, element);
   double best = 0;
-  for (int i = 0; i < kRepetitions; ++i) {
+  const double begin = now();
+  for (int i = 0; i < kLeastRepetitions || now() - begin < kSeconds; ++i) {
     const double start = now();
     to.copy_(from);
     best = std::max(best, 2.0 * static_cast<double>(from.nbytes()) / (now() - start));

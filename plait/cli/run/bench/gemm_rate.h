@@ -55,7 +55,8 @@ class GemmReplay {
 /// Operations per second of one large square product of the compute type, the best of a few.
 double square_gemm_rate(ComputeType type);
 
-/// Bytes per second that copying a tensor much larger than the caches moves, read and written both counted; the best of a few.
-double copy_bandwidth();
+/// Bytes per second of copies that move `bytes` in all, half of them read and half written; the best of a few. Small ones
+/// stay in the caches.
+double copy_bandwidth(std::int64_t bytes);
 
 }  // namespace plait::bench

@@ -1,5 +1,6 @@
 #include "plait/run/model/kernels/attention.h"
 
+#include "plait/run/model/kernels/dispatch.h"
 #include "plait/run/model/kernels/timing.h"
 #include "plait/run/model/kernels/types.h"
 
@@ -7,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/logaddexp.h>
 #include <ATen/ops/logsumexp.h>
@@ -15,8 +17,12 @@
 #include <ATen/ops/sum.h>
 
 #include <cmath>
+#include <initializer_list>
 #include <limits>
+#include <memory>
+#include <new>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 namespace plait::kernels {
@@ -47,23 +53,96 @@ at::Tensor heads_inside(const at::Tensor& out) {
   return out.transpose(1, 2).contiguous().transpose(1, 2);
 }
 
+template <class T>
+cpu::HeadData<T> heads_of(const at::Tensor& x) {
+  const at::IntArrayRef strides = x.strides();
+  return {.data = static_cast<T*>(const_cast<void*>(x.const_data_ptr())),
+          .strides = {.batch = strides[0], .token = strides[2], .head = strides[1]}};
+}
+
+/// This thread's, made at its first attention; small beside any model, so it is no part of a rank's memory account.
+float* attention_scratch() {
+  constexpr std::align_val_t kAlignment{64};
+  struct Free {
+    void operator()(float* memory) const { ::operator delete[](memory, kAlignment); }
+  };
+  thread_local const std::unique_ptr<float, Free> kScratch(
+      static_cast<float*>(::operator new[](sizeof(float) * cpu::kAttentionScratch, kAlignment)));
+  return kScratch.get();
+}
+
+/// Whether the loops of cpu/ take these heads: fp32 or bf16 in host memory, of a size that is whole vectors.
+bool has_loops(std::initializer_list<const at::Tensor*> tensors) {
+  const at::Tensor& first = **tensors.begin();
+  const at::ScalarType type = first.scalar_type();
+  const std::int64_t size = first.size(3);
+  if ((type != at::kFloat && type != at::kBFloat16) || size % cpu::kHeadMultiple != 0 || size > cpu::kLargestHead)
+    return false;
+  for (const at::Tensor* tensor : tensors)
+    if (!tensor->is_cpu() || tensor->scalar_type() != type || tensor->stride(3) != 1) return false;
+  return true;
+}
+
+cpu::AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, Mask mask) {
+  return {.batch = q.size(0),
+          .heads = q.size(1),
+          .kv_heads = k.size(1),
+          .queries = q.size(2),
+          .keys = k.size(2),
+          .size = q.size(3),
+          .causal = mask == Mask::kCausal};
+}
+
+/// As q, stored as [B,T,N,H].
+at::Tensor empty_heads(const at::Tensor& like) {
+  return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options()).transpose(1, 2);
+}
+
 }  // namespace
 
 AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Mask mask) {
   const KernelScope timed(KernelKind::kAttention);
   if (!q.device().is_cpu()) return attention_reference(q, k, v, mask);
-  auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0, mask == Mask::kCausal);
-  return {.out = std::move(out), .lse = std::move(lse)};
+  if (!has_loops({&q, &k, &v})) {
+    auto [out, lse] =
+        at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0, mask == Mask::kCausal);
+    return {.out = std::move(out), .lse = std::move(lse)};
+  }
+  AttentionResult result{.out = empty_heads(q),
+                         .lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat))};
+  with_loops(q.scalar_type(), [&](const auto& loops, auto element) {
+    using T = decltype(element);
+    if constexpr (!std::is_same_v<T, double>)
+      loops.attention(shape_of(q, k, mask), heads_of<const T>(q), heads_of<const T>(k), heads_of<const T>(v),
+                      heads_of<T>(result.out), mutable_data_of<float>(result.lse), attention_scratch());
+  });
+  return result;
 }
 
 AttentionGrads attention_grad(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const at::Tensor& out, const at::Tensor& lse, Mask mask) {
   const KernelScope timed(KernelKind::kAttentionGrad);
   if (!q.device().is_cpu()) return attention_grad_reference(dout, q, k, v, out, lse, mask);
-  auto [dq, dk, dv] =
-      at::_scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, v, out, lse,
-                                                               /*dropout_p=*/0.0, mask == Mask::kCausal);
-  return {.q = std::move(dq), .k = std::move(dk), .v = std::move(dv)};
+  if (!has_loops({&q, &k, &v, &dout, &out}) || !lse.is_contiguous()) {
+    auto [dq, dk, dv] =
+        at::_scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, v, out, lse,
+                                                                 /*dropout_p=*/0.0, mask == Mask::kCausal);
+    return {.q = std::move(dq), .k = std::move(dk), .v = std::move(dv)};
+  }
+  AttentionGrads grads{.q = empty_heads(q), .k = empty_heads(k), .v = empty_heads(v)};
+  with_loops(q.scalar_type(), [&](const auto& loops, auto element) {
+    using T = decltype(element);
+    if constexpr (!std::is_same_v<T, double>) {
+      at::Tensor wide_dq;
+      if (!std::is_same_v<T, float>)
+        wide_dq = at::empty({q.size(1) / k.size(1), q.size(2), q.size(3)}, q.options().dtype(at::kFloat));
+      loops.attention_grad(shape_of(q, k, mask), heads_of<const T>(dout), heads_of<const T>(q), heads_of<const T>(k),
+                           heads_of<const T>(v), heads_of<const T>(out), data_of<float>(lse), heads_of<T>(grads.q),
+                           heads_of<T>(grads.k), heads_of<T>(grads.v),
+                           wide_dq.defined() ? mutable_data_of<float>(wide_dq) : nullptr, attention_scratch());
+    }
+  });
+  return grads;
 }
 
 AttentionResult attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Mask mask) {

@@ -34,6 +34,26 @@ struct HeadShape {
   std::int64_t size = 0;
 };
 
+/// Heads of [B,T,heads,H].
+template <class T>
+struct HeadData {
+  T* data = nullptr;
+  HeadStrides strides;
+};
+struct AttentionShape {
+  std::int64_t batch = 0;
+  std::int64_t heads = 0;     ///< of queries
+  std::int64_t kv_heads = 0;  ///< divide them
+  std::int64_t queries = 0;
+  std::int64_t keys = 0;
+  std::int64_t size = 0;  ///< H, a multiple of kHeadMultiple, at most kLargestHead
+  bool causal = false;
+};
+inline constexpr std::int64_t kHeadMultiple = 16;
+inline constexpr std::int64_t kLargestHead = 256;
+/// Numbers of a thread's scratch for attention, of which heads of size H touch a share of H / kLargestHead.
+inline constexpr std::int64_t kAttentionScratch = std::int64_t{1} << 20;
+
 template <class T>
 struct Loops {
   using Wide = typename WideOf<T>::Type;
@@ -67,6 +87,14 @@ struct Loops {
   /// out = heads turned by the angles of cos and direction * sin, [T,H/2]; out may be heads.
   void (*rotate)(T* out, HeadStrides out_strides, const T* heads, HeadStrides strides, HeadShape shape, const Wide* cos,
                  const Wide* sin, Wide direction);
+
+  /// Softmax attention, and its gradients given those of the output. lse is [B,heads,T], natural log. wide_dq holds
+  /// heads / kv_heads [T,H] where T is narrower than fp32. Scratch is aligned to 64 bytes. Null where the type has none.
+  void (*attention)(const AttentionShape& shape, HeadData<const T> q, HeadData<const T> k, HeadData<const T> v,
+                    HeadData<T> out, float* lse, float* scratch);
+  void (*attention_grad)(const AttentionShape& shape, HeadData<const T> dout, HeadData<const T> q, HeadData<const T> k,
+                         HeadData<const T> v, HeadData<const T> out, const float* lse, HeadData<T> dq, HeadData<T> dk,
+                         HeadData<T> dv, float* wide_dq, float* scratch);
 
   /// Sum over rows with 0 <= target of lse - logit of the target; lse is kept per row.
   double (*cross_entropy)(const T* logits, const std::int64_t* targets, Wide* lse, std::int64_t rows, std::int64_t d);

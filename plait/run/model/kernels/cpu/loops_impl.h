@@ -1,5 +1,6 @@
 #pragma once
 
+#include "plait/run/model/kernels/cpu/attention_impl.h"
 #include "plait/run/model/kernels/cpu/loops.h"
 #include "plait/run/model/kernels/cpu/vectors.h"
 
@@ -237,6 +238,16 @@ struct LoopCode {
   }
 
   static Loops<T> table() {
+    Loops<T> loops = table_without_attention();
+    if constexpr (sizeof(T) <= sizeof(float)) {
+      loops.attention = AttentionCode<T>::attention;
+      loops.attention_grad = AttentionCode<T>::attention_grad;
+    }
+    return loops;
+  }
+
+ private:
+  static Loops<T> table_without_attention() {
     return {.rms_norm = rms_norm,
             .rms_norm_apply = rms_norm_apply,
             .rms_norm_input_grad = rms_norm_input_grad,
@@ -248,6 +259,8 @@ struct LoopCode {
             .swiglu = swiglu,
             .swiglu_grad = swiglu_grad,
             .rotate = rotate,
+            .attention = nullptr,
+            .attention_grad = nullptr,
             .cross_entropy = cross_entropy,
             .cross_entropy_grad = cross_entropy_grad,
             .accumulate_rows = accumulate_rows};

@@ -14,6 +14,7 @@ namespace plait::kernels::cpu::PLAIT_ISA {
 
 using F32 = float __attribute__((vector_size(64)));
 using F64 = double __attribute__((vector_size(64)));
+using I64 = std::int64_t __attribute__((vector_size(64)));
 using I32 = std::int32_t __attribute__((vector_size(64)));
 using U32 = std::uint32_t __attribute__((vector_size(64)));
 using U16 = std::uint16_t __attribute__((vector_size(32)));
@@ -85,19 +86,32 @@ PLAIT_INLINE void for_lanes(std::int64_t n, Body body) {
   if (i < n) body(i, n - i);
 }
 
+/// The lanes `distance` further on, round the end.
+PLAIT_INLINE F32 rotated(F32 x, std::int32_t distance) {
+  const I32 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return __builtin_shuffle(x, lane + distance);
+}
+PLAIT_INLINE F64 rotated(F64 x, std::int64_t distance) {
+  const I64 lane = {0, 1, 2, 3, 4, 5, 6, 7};
+  return __builtin_shuffle(x, lane + distance);
+}
 /// Sum of the lanes, pairwise.
 template <class V>
 PLAIT_INLINE auto lane_sum(V x) {
-  constexpr int kCount = static_cast<int>(sizeof(V) / sizeof(x[0]));
-  for (int width = kCount / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) x[i] += x[i + width];
+  if constexpr (sizeof(x[0]) == sizeof(float)) x += rotated(x, 8);
+  x += rotated(x, 4);
+  x += rotated(x, 2);
+  x += rotated(x, 1);
   return x[0];
 }
 template <class V>
 PLAIT_INLINE auto lane_max(V x) {
   constexpr int kCount = static_cast<int>(sizeof(V) / sizeof(x[0]));
-  for (int width = kCount / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) x[i] = x[i + width] > x[i] ? x[i + width] : x[i];
+#pragma GCC unroll 4
+  for (int width = kCount / 2; width > 0; width /= 2) {
+    const V other = rotated(x, width);
+    x = other > x ? other : x;
+  }
   return x[0];
 }
 

@@ -1,0 +1,332 @@
+#pragma once
+
+#include "plait/run/model/kernels/cpu/loops.h"
+#include "plait/run/model/kernels/cpu/tiles.h"
+#include "plait/run/model/kernels/cpu/vectors.h"
+
+namespace plait::kernels::cpu::PLAIT_ISA {
+
+// Blocks of kQueries queries against panels of kKeys keys: the scores of a block and a panel stay in the first cache, what is packed of a
+// span of kSpan keys in the second. All arithmetic is fp32.
+inline constexpr std::int64_t kQueries = 16 * kTileRows;
+inline constexpr std::int64_t kKeys = 64;
+inline constexpr std::int64_t kSpan = 512;
+/// Keys whose scores are softened at once.
+inline constexpr std::int64_t kSoftened = 128;
+
+/// Where the parts of a thread's scratch lie.
+struct AttentionScratch {
+  explicit AttentionScratch(float* memory) : next_(memory) {}
+  float* take(std::int64_t rows, std::int64_t width) {
+    float* taken = next_;
+    next_ += rows * width;
+    return taken;
+  }
+
+ private:
+  float* next_;
+};
+static_assert(4 * kSpan + 5 * kSpan * kLargestHead + 2 * kQueries * (kKeys + 2 * kLargestHead) <= kAttentionScratch);
+
+template <class T>
+struct HeadRows {
+  T* data;
+  std::int64_t stride;
+  [[nodiscard]] PLAIT_INLINE T* row(std::int64_t at) const { return data + at * stride; }
+};
+
+/// Softmax attention over one block of keys, a head at a time; see loops.h.
+/// \source Dao 2023, arXiv:2307.08691, algorithms 1 and 2
+template <class T>
+struct AttentionCode {
+  using Rows = HeadRows<const T>;
+  using Results = HeadRows<T>;
+
+  /// `count` rows as fp32, one behind the other, times `scale`.
+  static void pack(Rows from, std::int64_t count, std::int64_t size, float* to) {
+    for (std::int64_t row = 0; row < count; ++row)
+      for (std::int64_t i = 0; i < size; i += kLanes<float>) store(to + row * size + i, load(from.row(row) + i));
+  }
+
+  /// Rows times `scale` as panels of kKeys columns: element h of key j of panel p at (p size + h) kKeys + j; zeros behind the last key.
+  static void pack_transposed(Rows from, std::int64_t count, std::int64_t size, float scale, float* to) {
+    constexpr unsigned kSide = kLanes<float>;
+    for (std::int64_t key = 0; key < (count + kKeys - 1) / kKeys * kKeys; key += kSide)
+      for (std::int64_t h = 0; h < size; h += kSide) {
+        F32 square[kSide];
+        for (unsigned j = 0; j < kSide; ++j) square[j] = key + j < count ? load(from.row(key + j) + h) * scale : F32{};
+        transpose(square);
+        float* corner = to + (key / kKeys * size + h) * kKeys + key % kKeys;
+        for (unsigned i = 0; i < kSide; ++i) store(corner + i * kKeys, square[i]);
+      }
+  }
+
+  /// Keys of a panel that begins with key `first` and holds `count`, as far as the query sees them.
+  PLAIT_INLINE static std::int64_t seen(const AttentionShape& shape, std::int64_t query, std::int64_t first,
+                                        std::int64_t count) {
+    return shape.causal ? largest(0, least(count, query + 1 - first)) : count;
+  }
+
+  /// x where the lane's key is seen, `other` behind.
+  PLAIT_INLINE static F32 where_seen(F32 x, std::int64_t at, std::int64_t seen, float other) {
+    if (at + kLanes<float> <= seen) return x;
+    const I32 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return lane < static_cast<std::int32_t>(seen - at) ? x : splat(other, x);
+  }
+
+  static void attention(const AttentionShape& shape, HeadData<const T> q, HeadData<const T> k, HeadData<const T> v,
+                        HeadData<T> out, float* lse, float* scratch) {
+    for (std::int64_t b = 0; b < shape.batch; ++b)
+      for (std::int64_t head = 0; head < shape.heads; ++head) {
+        const std::int64_t kv_head = head / (shape.heads / shape.kv_heads);
+        for (std::int64_t first = 0; first < shape.queries; first += kSpan)
+          attend(shape, first, rows_of(q, b, head), rows_of(k, b, kv_head), rows_of(v, b, kv_head),
+                 rows_of(out, b, head), lse + (b * shape.heads + head) * shape.queries, AttentionScratch(scratch));
+      }
+  }
+
+  static void attention_grad(const AttentionShape& shape, HeadData<const T> dout, HeadData<const T> q,
+                             HeadData<const T> k, HeadData<const T> v, HeadData<const T> out, const float* lse,
+                             HeadData<T> dq, HeadData<T> dk, HeadData<T> dv, float* wide_dq, float* scratch) {
+    const std::int64_t group = shape.heads / shape.kv_heads;
+    for (std::int64_t b = 0; b < shape.batch; ++b)
+      for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head)
+        for (std::int64_t first = 0; first < shape.keys; first += kSpan) {
+          AttentionScratch parts(scratch);
+          Span span(rows_of(k, b, kv_head), rows_of(v, b, kv_head), first, least(kSpan, shape.keys - first), shape.size,
+                    parts);
+          for (std::int64_t member = 0; member < group; ++member) {
+            const std::int64_t head = kv_head * group + member;
+            const Head one{.q = rows_of(q, b, head),
+                           .out = rows_of(out, b, head),
+                           .dout = rows_of(dout, b, head),
+                           .dq = rows_of(dq, b, head),
+                           .lse = lse + (b * shape.heads + head) * shape.queries,
+                           .wide_dq = wide_dq == nullptr ? nullptr : wide_dq + member * shape.queries * shape.size};
+            add_head(shape, one, span, parts);
+          }
+          span.write(rows_of(dk, b, kv_head), rows_of(dv, b, kv_head), shape.size);
+        }
+  }
+
+ private:
+  template <class U>
+  PLAIT_INLINE static HeadRows<U> rows_of(HeadData<U> heads, std::int64_t b, std::int64_t head) {
+    return {heads.data + b * heads.strides.batch + head * heads.strides.head, heads.strides.token};
+  }
+  PLAIT_INLINE static float scale_of(const AttentionShape& shape) {
+    return 1.0F / __builtin_sqrtf(static_cast<float>(shape.size));
+  }
+
+  /// kSpan queries from `first` on, over all their keys.
+  static void attend(const AttentionShape& shape, std::int64_t first, Rows q, Rows k, Rows v, Results out, float* lse,
+                     AttentionScratch parts) {
+    const std::int64_t size = shape.size;
+    const std::int64_t count = least(kSpan, shape.queries - first);
+    float* queries = parts.take(kSpan, size);
+    float* sums = parts.take(kSpan, size);
+    float* keys = parts.take(kSpan, size);
+    float* values = parts.take(kSpan, size);
+    float* top = parts.take(kSpan, 1);
+    float* total = parts.take(kSpan, 1);
+    alignas(64) float scores[kTileRows * kSoftened];
+    pack({q.row(first), q.stride}, count, size, queries);
+    for (std::int64_t row = 0; row < count; ++row) {
+      top[row] = -__builtin_inff();
+      total[row] = 0;
+    }
+    __builtin_memset(sums, 0, static_cast<std::size_t>(count * size) * sizeof(float));
+    const std::int64_t num_keys = shape.causal ? least(shape.keys, first + count) : shape.keys;
+    for (std::int64_t span = 0; span < num_keys; span += kSpan) {
+      const std::int64_t width = least(kSpan, num_keys - span);
+      pack_transposed({k.row(span), k.stride}, width, size, scale_of(shape), keys);
+      pack({v.row(span), v.stride}, width, size, values);
+      for (std::int64_t block = 0; block < count; block += kQueries)
+        for (std::int64_t key = 0; key < width; key += kSoftened)
+          for (std::int64_t row = block; row < least(count, block + kQueries); row += kTileRows) {
+            const std::int64_t rows = least(kTileRows, count - row);
+            const std::int64_t here = least(kSoftened, width - key);
+            const std::int64_t deepest = seen(shape, first + row + rows - 1, span + key, here);
+            if (deepest == 0) continue;
+            for (std::int64_t panel = 0; panel < deepest; panel += kKeys)
+              multiply({queries + row * size, size}, 1, {keys + (key + panel) * size, kKeys},
+                       {scores + panel, kSoftened}, rows, kKeys, size, /*adds=*/false);
+            for (std::int64_t r = 0; r < rows; ++r)
+              soften(scores + r * kSoftened, seen(shape, first + row + r, span + key, here), deepest, top[row + r],
+                     total[row + r], sums + (row + r) * size, size);
+            multiply({scores, kSoftened}, 1, {values + key * size, size}, {sums + row * size, size}, rows, size,
+                     deepest, /*adds=*/true);
+          }
+    }
+    for (std::int64_t row = 0; row < count; ++row) {
+      lse[first + row] = top[row] + __builtin_logf(total[row]);
+      const float factor = 1.0F / total[row];
+      for (std::int64_t i = 0; i < size; i += kLanes<float>)
+        store(out.row(first + row) + i, load(sums + row * size + i) * factor);
+    }
+  }
+
+  /// The first `count` scores of a query become exponentials against the largest so far, those up to `width` zero; what was
+  /// summed before is scaled to it.
+  PLAIT_INLINE static void soften(float* scores, std::int64_t count, std::int64_t width, float& top, float& total,
+                                  float* sums, std::int64_t size) {
+    const float lowest = -__builtin_inff();
+    F32 highest = splat(top, F32{});
+    for (std::int64_t i = 0; i < count; i += kLanes<float>) {
+      const F32 x = where_seen(load(scores + i), i, count, lowest);
+      highest = x > highest ? x : highest;
+    }
+    const float new_top = lane_max(highest);
+    F32 sum{};
+    for (std::int64_t i = 0; i < width; i += kLanes<float>) {
+      const F32 x = where_seen(exp(load(scores + i) - new_top), i, count, 0);
+      sum += x;
+      store(scores + i, x);
+    }
+    if (new_top != top) {
+      const float factor = exp(splat(top - new_top, F32{}))[0];
+      total *= factor;
+      for (std::int64_t i = 0; i < size; i += kLanes<float>) store(sums + i, load(sums + i) * factor);
+      top = new_top;
+    }
+    total += lane_sum(sum);
+  }
+
+  /// What is packed of a span of keys, and their gradients.
+  struct Span {
+    std::int64_t first;
+    std::int64_t count;
+    float* keys;
+    float* transposed_keys;  ///< scaled
+    float* transposed_values;
+    float* dk;
+    float* dv;
+
+    Span(Rows k, Rows v, std::int64_t begin, std::int64_t length, std::int64_t size, AttentionScratch& parts)
+        : first(begin),
+          count(length),
+          keys(parts.take(kSpan, size)),
+          transposed_keys(parts.take(kSpan, size)),
+          transposed_values(parts.take(kSpan, size)),
+          dk(parts.take(kSpan, size)),
+          dv(parts.take(kSpan, size)) {
+      pack({k.row(first), k.stride}, count, size, keys);
+      pack_transposed({k.row(first), k.stride}, count, size, 1.0F / __builtin_sqrtf(static_cast<float>(size)),
+                      transposed_keys);
+      pack_transposed({v.row(first), v.stride}, count, size, 1.0F, transposed_values);
+      __builtin_memset(dk, 0, static_cast<std::size_t>(count * size) * sizeof(float));
+      __builtin_memset(dv, 0, static_cast<std::size_t>(count * size) * sizeof(float));
+    }
+
+    void write(Results to_dk, Results to_dv, std::int64_t size) const {
+      for (std::int64_t row = 0; row < count; ++row)
+        for (std::int64_t i = 0; i < size; i += kLanes<float>) {
+          store(to_dk.row(first + row) + i, load(dk + row * size + i));
+          store(to_dv.row(first + row) + i, load(dv + row * size + i));
+        }
+    }
+  };
+
+  /// One query head in the backward.
+  struct Head {
+    Rows q;
+    Rows out;
+    Rows dout;
+    Results dq;
+    const float* lse;
+    float* wide_dq;  ///< [T,H] sums over spans; null where one span holds all keys, or T is fp32
+  };
+
+  /// Adds what a head's queries and a span's keys give each other.
+  static void add_head(const AttentionShape& shape, const Head& head, const Span& span, AttentionScratch parts) {
+    const std::int64_t size = shape.size;
+    float* queries = parts.take(kQueries, size);
+    float* slopes = parts.take(kQueries, size);
+    float* weights = parts.take(kQueries, kKeys);
+    float* weight_slopes = parts.take(kQueries, kKeys);
+    alignas(64) float dq[kQueries * kLargestHead];
+    float delta[kQueries];
+    const std::int64_t begin = shape.causal ? span.first / kQueries * kQueries : 0;
+    for (std::int64_t first = begin; first < shape.queries; first += kQueries) {
+      const std::int64_t count = least(kQueries, shape.queries - first);
+      pack({head.q.row(first), head.q.stride}, count, size, queries);
+      pack({head.dout.row(first), head.dout.stride}, count, size, slopes);
+      for (std::int64_t row = 0; row < count; ++row) {
+        F32 sum{};
+        for (std::int64_t i = 0; i < size; i += kLanes<float>)
+          sum += load(slopes + row * size + i) * load(head.out.row(first + row) + i);
+        delta[row] = lane_sum(sum);
+      }
+      __builtin_memset(dq, 0, static_cast<std::size_t>(count * size) * sizeof(float));
+      for (std::int64_t key = 0; key < span.count; key += kKeys) {
+        const std::int64_t width = least(kKeys, span.count - key);
+        if (seen(shape, first + count - 1, span.first + key, width) == 0) break;
+        for (std::int64_t row = 0; row < count; row += kTileRows) {
+          const std::int64_t rows = least(kTileRows, count - row);
+          float* p = weights + row * kKeys;
+          float* dp = weight_slopes + row * kKeys;
+          const std::int64_t deepest = seen(shape, first + row + rows - 1, span.first + key, width);
+          if (deepest == 0) {
+            __builtin_memset(p, 0, static_cast<std::size_t>(rows * kKeys) * sizeof(float));
+            __builtin_memset(dp, 0, static_cast<std::size_t>(rows * kKeys) * sizeof(float));
+            continue;
+          }
+          multiply({queries + row * size, size}, 1, {span.transposed_keys + key * size, kKeys}, {p, kKeys}, rows, kKeys,
+                   size, false);
+          multiply({slopes + row * size, size}, 1, {span.transposed_values + key * size, kKeys}, {dp, kKeys}, rows,
+                   kKeys, size, false);
+          for (std::int64_t r = 0; r < rows; ++r)
+            slope(p + r * kKeys, dp + r * kKeys, seen(shape, first + row + r, span.first + key, width),
+                  head.lse[first + row + r], delta[row + r], scale_of(shape));
+          multiply({dp, kKeys}, 1, {span.keys + key * size, size}, {dq + row * size, size}, rows, size, deepest, true);
+        }
+        for (std::int64_t at = 0; at < width; at += kTileRows) {
+          const std::int64_t rows = least(kTileRows, width - at);
+          // Queries before the first of these keys see none of them.
+          const std::int64_t from = shape.causal ? largest(0, least(count, span.first + key + at - first)) : 0;
+          multiply({weights + from * kKeys + at, 1}, kKeys, {slopes + from * size, size},
+                   {span.dv + (key + at) * size, size}, rows, size, count - from, true);
+          multiply({weight_slopes + from * kKeys + at, 1}, kKeys, {queries + from * size, size},
+                   {span.dk + (key + at) * size, size}, rows, size, count - from, true);
+        }
+      }
+      write_dq(shape, head, span, first, count, dq);
+    }
+  }
+
+  /// The scores of one query become its weights, the gradients of the weights those of the scores.
+  PLAIT_INLINE static void slope(float* scores, float* slopes, std::int64_t count, float lse, float delta,
+                                 float scale) {
+    for (std::int64_t i = 0; i < kKeys; i += kLanes<float>) {
+      const F32 p = where_seen(exp(load(scores + i) - lse), i, count, 0);
+      store(scores + i, p);
+      store(slopes + i, p * (load(slopes + i) - delta) * scale);
+    }
+  }
+
+  static void write_dq(const AttentionShape& shape, const Head& head, const Span& span, std::int64_t first,
+                       std::int64_t count, const float* dq) {
+    const std::int64_t size = shape.size;
+    const bool is_first = span.first == 0;
+    const std::int64_t end = span.first + span.count;
+    const bool is_last = end == shape.keys || (shape.causal && first + count <= end);
+    for (std::int64_t row = 0; row < count; ++row)
+      for (std::int64_t i = 0; i < size; i += kLanes<float>) {
+        F32 x = load(dq + row * size + i);
+        T* to = head.dq.row(first + row) + i;
+        if constexpr (sizeof(T) == sizeof(float)) {
+          if (!is_first) x += load(to);
+          store(to, x);
+        } else {
+          float* sum = head.wide_dq + (first + row) * size + i;
+          if (!is_first) x += load(sum);
+          if (is_last)
+            store(to, x);
+          else
+            store(sum, x);
+        }
+      }
+  }
+};
+
+}  // namespace plait::kernels::cpu::PLAIT_ISA
