@@ -26,21 +26,21 @@ void expect_all_same(int processes, const std::vector<std::string>& words, int a
 /// (processes, ranks, part of the list); two ranks of the list in one process where there are more ranks than processes.
 class SameBits : public testing::TestWithParam<std::tuple<int, int, int>> {};
 
-constexpr int kParts = 3;
+constexpr int kParts = 7;  // odd, so that each part has all combinations of sizes and heads
 
 TEST_P(SameBits, AsThreads) {
   const auto [processes, ranks, part] = GetParam();
-  expect_all_same(processes, {"grid", std::to_string(ranks), std::to_string(part), std::to_string(kParts)}, 40);
+  expect_all_same(processes, {"grid", std::to_string(ranks), std::to_string(part), std::to_string(kParts)}, 25);
 }
 
 INSTANTIATE_TEST_SUITE_P(TwoProcesses, SameBits,
-                         testing::Combine(testing::Values(2), testing::Values(2), testing::Range(0, kParts)));
+                         testing::Combine(testing::Values(2), testing::Values(2), testing::Values(0, 3)));
 INSTANTIATE_TEST_SUITE_P(FourProcesses, SameBits,
-                         testing::Combine(testing::Values(4), testing::Values(4), testing::Range(0, kParts)));
+                         testing::Combine(testing::Values(4), testing::Values(4), testing::Values(0, 3)));
 INSTANTIATE_TEST_SUITE_P(TwoProcessesOfTwoRanks, SameBits,
-                         testing::Combine(testing::Values(2), testing::Values(4), testing::Range(0, kParts)));
+                         testing::Combine(testing::Values(2), testing::Values(4), testing::Values(0, 3)));
 INSTANTIATE_TEST_SUITE_P(ThreeProcessesForFourRanks, SameBits,
-                         testing::Combine(testing::Values(3), testing::Values(4), testing::Range(0, 1)));
+                         testing::Combine(testing::Values(3), testing::Values(4), testing::Values(5)));
 
 TEST(Collectives, OverProcessesEqualThoseOverThreads) {
   for (const int processes : {2, 3, 5}) expect_all_same(processes, {"collectives"}, 2 * processes);
