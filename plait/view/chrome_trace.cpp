@@ -43,6 +43,10 @@ std::string chrome_trace(const std::vector<Timeline>& timelines) {
           R"({{"ph": "X", "pid": {}, "tid": {}, "name": "{}", "cat": "{}", "ts": {}, "dur": {}, "args": {{"stage": {}, "microbatch": {}, "slice": {}}}}})",
           pid, bar.rank, bar_label(t, bar), to_string(bar.kind), us(bar.start), us(bar.end - bar.start), bar.stage,
           bar.microbatch, bar.slice));
+    for (const Span& span : t.spans)
+      event(fmt::format(R"({{"ph": "X", "pid": {}, "tid": {}, "name": {}, "cat": "{}", "ts": {}, "dur": {}}})", pid,
+                        span.rank, quoted(span.name), span.kind == Span::Kind::kPart ? "part" : "kernel",
+                        us(span.start), us(span.end - span.start)));
     for (const Arrow& arrow : t.arrows) {
       ++flow;
       event(fmt::format(

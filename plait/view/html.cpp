@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include <iterator>
+#include <map>
 
 namespace plait {
 namespace {
@@ -45,6 +46,29 @@ class Writer {
   std::string text_;
 };
 
+/// "names": those of all spans, each once; "spans": per rank start, end, kind and index of the name.
+void write_spans(Writer& page, const Timeline& t) {
+  std::map<std::string, std::size_t> index;
+  for (const Span& span : t.spans) index.try_emplace(span.name, index.size());
+  std::vector<const std::string*> names(index.size());
+  for (const auto& [name, at] : index) names[at] = &name;
+  page.write("\"names\":[");
+  for (std::size_t i = 0; i < names.size(); ++i) page.write("{}{}", i == 0 ? "" : ",", quoted(*names[i]));
+  page.write("],\n\"spans\":[");
+  auto next = t.spans.begin();
+  for (int rank = 0; rank < t.num_ranks; ++rank) {
+    page.write("{}[", rank == 0 ? "" : ",");
+    bool first = true;
+    for (; next != t.spans.end() && next->rank == rank; ++next) {
+      page.write("{}{},{},{},{}", first ? "" : ",", next->start, next->end, static_cast<int>(next->kind),
+                 index[next->name]);
+      first = false;
+    }
+    page.write("]");
+  }
+  page.write("],\n");
+}
+
 }  // namespace
 
 std::string draw_html(const std::vector<Timeline>& timelines) {
@@ -62,7 +86,9 @@ std::string draw_html(const std::vector<Timeline>& timelines) {
       page.write("{}{},{},{},{},{},{},{}", b == 0 ? "" : ",", bar.rank, bar.start, bar.end, static_cast<int>(bar.kind),
                  bar.stage, bar.microbatch, bar.slice);
     }
-    page.write("],\n\"arrows\":[");
+    page.write("],\n");
+    write_spans(page, t);
+    page.write("\"arrows\":[");
     for (std::size_t a = 0; a < t.arrows.size(); ++a)
       page.write("{}{},{},{},{}", a == 0 ? "" : ",", t.arrows[a].from, t.arrows[a].to, t.arrows[a].sent,
                  t.arrows[a].arrived);

@@ -54,7 +54,7 @@ const DATA = )page";
 const std::string_view kPageScript = R"page(;
 'use strict';
 const KINDS = [['F', 'forward', '#56b4e9'], ['B', 'input gradient', '#e69f00'], ['W', 'weight gradient', '#009e73'], ['BW', 'both gradients', '#d55e00'], ['R', 'recompute', '#cc79a7']];
-const LABEL = 64, RIGHT = 12, BAR = 20, GAP = 4, MEMORY = 22, HEAD = 30, AXIS = 22;
+const LABEL = 64, RIGHT = 12, BAR = 20, GAP = 4, MEMORY = 22, HEAD = 30, AXIS = 22, SPAN = 11, DETAIL = 2 * SPAN + 3;
 const $ = id => document.getElementById(id);
 const canvas = $('view'), pen = canvas.getContext('2d'), tip = $('tip'), scroller = $('scroll');
 const on = { arrows: true, memory: true, overlay: false, same: false };
@@ -77,6 +77,7 @@ const lines = DATA.map(d => {
   let top = 0;
   for (const c of d.memory) for (let i = 1; i < c.length; i += 2) top = Math.max(top, c[i]);
   t.top = top;
+  t.detail = d.names.length ? DETAIL : 0;  // parts and kernels below the bars
   return t;
 });
 const longest = Math.max(...lines.map(t => t.length), 1e-12);
@@ -106,7 +107,7 @@ let layout = [];
 function place() {
   let y = 6;
   layout = panels().map(p => {
-    const lane = BAR + GAP + (on.memory && p.base.top > 0 ? MEMORY : 0) + p.over.length * (BAR / 2 + 2);
+    const lane = BAR + GAP + p.base.detail + (on.memory && p.base.top > 0 ? MEMORY : 0) + p.over.length * (BAR / 2 + 2);
     const panel = { ...p, y, lane, lanes: y + HEAD };
     y += HEAD + lane * p.base.ranks + AXIS;
     return panel;
@@ -151,6 +152,27 @@ function bars(t, rank, y, height, outlined) {
   }
 }
 
+// Parts above, kernels below; a colour for each name.
+function spans(t, rank, y) {
+  const list = t.spans[rank], last = [-1, -1];
+  for (let i = 0; i < list.length; i += 4) {
+    const a = x(t, list[i] / t.scale), b = x(t, list[i + 1] / t.scale), kind = list[i + 2], top = y + kind * (SPAN + 1);
+    if (b < LABEL || a > width() - RIGHT) continue;
+    const left = Math.max(a, LABEL), right = Math.min(b, width() - RIGHT);
+    if (right - left < 1 && Math.floor(right) === last[kind]) continue;
+    last[kind] = Math.floor(right);
+    pen.fillStyle = `hsl(${list[i + 3] * 137.5 % 360} 45% ${kind ? 78 : 86}%)`;
+    pen.fillRect(left, top, Math.max(right - left - (right - left > 3 ? 0.7 : 0), 0.8), SPAN);
+    const text = t.names[list[i + 3]];
+    if (right - left > 16 && pen.measureText(text).width < right - left - 3) { pen.fillStyle = '#000'; pen.fillText(text, (left + right) / 2, top + SPAN / 2 + 0.5); }
+  }
+}
+function spanAt(t, rank, kind, time) {
+  const list = t.spans[rank], at = time * t.scale;
+  for (let i = 0; i < list.length; i += 4) if (list[i + 2] === kind && list[i] <= at && at < list[i + 1]) return { text: `${t.names[list[i + 3]]}\nlasts ${number((list[i + 1] - list[i]) / t.scale)}${unit(t)}` };
+  return null;
+}
+
 let pending = false;
 function redraw() { if (!pending) { pending = true; requestAnimationFrame(draw); } }
 function draw() {
@@ -181,6 +203,7 @@ function draw() {
       pen.textAlign = 'center';
       bars(t, r, y, BAR, false);
       let yy = y + BAR + 2;
+      if (t.detail) { spans(t, r, yy); yy += t.detail; }
       for (const over of p.over) { bars(over, r, yy, BAR / 2, true); yy += BAR / 2 + 2; }
       if (on.memory && t.top > 0 && t.memory[r]) {
         const base = yy + MEMORY - 4, curve = t.memory[r], up = (MEMORY - 6) / t.top;
@@ -236,7 +259,7 @@ function boxOf(t, i) {
     const y = p.lanes + t.rank[i] * p.lane;
     if (p.base === t) return { y, height: BAR };
     const at = p.over.indexOf(t);
-    if (at >= 0) return { y: y + BAR + 2 + at * (BAR / 2 + 2), height: BAR / 2 };
+    if (at >= 0) return { y: y + BAR + 2 + p.base.detail + at * (BAR / 2 + 2), height: BAR / 2 };
   }
   return null;
 }
@@ -257,7 +280,8 @@ function hit(px, py) {
     const r = Math.floor((py - p.lanes) / p.lane);
     if (r < 0 || r >= p.base.ranks || py < p.lanes) continue;
     let dy = py - p.lanes - r * p.lane, t = dy <= BAR ? p.base : null;
-    p.over.forEach((o, n) => { const top = BAR + 2 + n * (BAR / 2 + 2); if (dy >= top && dy <= top + BAR / 2) t = o; });
+    p.over.forEach((o, n) => { const top = BAR + 2 + p.base.detail + n * (BAR / 2 + 2); if (dy >= top && dy <= top + BAR / 2) t = o; });
+    if (!t && dy > BAR + 2 && dy < BAR + 2 + p.base.detail) return spanAt(p.base, r, dy < BAR + 2 + SPAN ? 0 : 1, timeAt(px) / stretch(p.base));
     if (!t) {
       if (on.memory && p.base.memory[r]) { let held = 0; const now = timeAt(px) / stretch(p.base) * p.base.scale, c = p.base.memory[r]; for (let i = 0; i < c.length && c[i] <= now; i += 2) held = c[i + 1]; return { text: `rank ${r} holds ${bytes(p.base, held)}` }; }
       return null;

@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <tuple>
 
 namespace plait {
 namespace {
@@ -37,6 +38,10 @@ void shift(Timeline& timeline, std::int64_t first) {
   for (Bar& bar : timeline.bars) {
     bar.start -= first;
     bar.end -= first;
+  }
+  for (Span& span : timeline.spans) {
+    span.start -= first;
+    span.end -= first;
   }
   for (Arrow& arrow : timeline.arrows) {
     arrow.sent -= first;
@@ -167,6 +172,17 @@ Result<Timeline> read_trace(std::string_view text, std::string title) {
                                   .microbatch = op.at("microbatch").get<int>(),
                                   .slice = op.value("slice", 0)});
     }
+    const auto add_spans = [&](const char* list, Span::Kind kind, const char* name) {
+      if (!json.contains(list)) return;
+      for (const auto& span : json.at(list))
+        timeline.spans.push_back(Span{.rank = rank_of(span.at("rank")),
+                                      .start = span.at("start").get<std::int64_t>(),
+                                      .end = span.at("end").get<std::int64_t>(),
+                                      .kind = kind,
+                                      .name = span.at(name).get<std::string>()});
+    };
+    add_spans("parts", Span::Kind::kPart, "part");
+    add_spans("kernels", Span::Kind::kKernel, "kernel");
     for (const auto& moved : json.at("transfers")) {
       if (moved.at("kind").get<std::string>() != "send") continue;
       timeline.arrows.push_back(Arrow{.from = rank_of(moved.at("rank")),
@@ -181,6 +197,9 @@ Result<Timeline> read_trace(std::string_view text, std::string title) {
   }
   set_chunks(timeline);
   sort_bars(timeline);
+  std::stable_sort(timeline.spans.begin(), timeline.spans.end(), [](const Span& a, const Span& b) {
+    return std::tuple(a.rank, a.start, a.kind) < std::tuple(b.rank, b.start, b.kind);
+  });
   set_figures(timeline);
   set_waits(timeline);
   return timeline;

@@ -27,6 +27,17 @@ struct Bar {
   friend bool operator==(const Bar&, const Bar&) = default;
 };
 
+/// Something inside of an op, or beside the ops: a pass through a part of the model, or a kernel.
+struct Span {
+  enum class Kind : std::uint8_t { kPart, kKernel };
+  int rank = 0;
+  std::int64_t start = 0;
+  std::int64_t end = 0;
+  Kind kind = Kind::kPart;
+  std::string name;
+  friend bool operator==(const Span&, const Span&) = default;
+};
+
 /// One message between ranks.
 struct Arrow {
   int from = 0;
@@ -54,7 +65,8 @@ struct Timeline {
   int num_slices = 1;
   std::int64_t makespan = 0;
   double bubble_ratio = 0;
-  std::vector<Bar> bars;  ///< by rank, then time
+  std::vector<Bar> bars;    ///< by rank, then time
+  std::vector<Span> spans;  ///< by rank, then time, the outer before the inner; of measured steps that have them
   std::vector<Arrow> arrows;
   /// Per rank: from when to when its lane stood still for a message that was on the wire.
   std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> waits;

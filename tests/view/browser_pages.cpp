@@ -5,7 +5,7 @@
 #include <fstream>
 #include <iostream>
 
-// Writes the pages that the browser test opens: a comparison, a measured step over a simulated one, 100,000 ops.
+// Writes the pages that the browser test opens: a comparison, a measured step over a simulated one, one with its kernels, 100,000 ops.
 namespace plait::test {
 namespace {
 
@@ -22,6 +22,22 @@ Timeline measured_like(Timeline timeline) {
   for (Bar& bar : timeline.bars) bar.end += (bar.end - bar.start) * (bar.microbatch % 3) / 33;
   timeline.memory.clear();
   timeline.memory_unit.clear();
+  return timeline;
+}
+
+/// A part and a kernel in each op.
+Timeline recorded_like(Timeline timeline) {
+  timeline.title = "1f1b (kernels recorded)";
+  timeline.origin = Origin::kMeasured;
+  for (const Bar& bar : timeline.bars) {
+    const std::int64_t quarter = (bar.end - bar.start) / 4;
+    timeline.spans.push_back({.rank = bar.rank, .start = bar.start, .end = bar.end, .name = "post.0"});
+    timeline.spans.push_back({.rank = bar.rank,
+                              .start = bar.start + quarter,
+                              .end = bar.end - quarter,
+                              .kind = Span::Kind::kKernel,
+                              .name = "gemm"});
+  }
   return timeline;
 }
 
@@ -43,6 +59,7 @@ int main(int argc, char** argv) {
                                    drawn("zb-v", shape, times, "0.2")}));
   const Timeline plain = drawn("1f1b", shape, times, "0.2");
   write("measured.html", draw_html({plain, measured_like(plain)}));
+  write("kernels.html", draw_html({recorded_like(plain), measured_like(plain)}));
   write("large.html", draw_html({drawn("1f1b", {.ranks = 64, .microbatches = 800}, times, "0.2")}));
   return 0;
 }

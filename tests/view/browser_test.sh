@@ -6,7 +6,7 @@ chromium=$1 pages=$2 dir=$3
 rm -rf "$dir"
 mkdir -p "$dir"
 "$pages" "$dir"
-for page in compare measured large; do
+for page in compare measured kernels large; do
   "$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$dir/profile" --enable-logging=stderr --v=0 \
     --window-size=1400,900 --virtual-time-budget=10000 --screenshot="$dir/$page.png" --dump-dom "file://$dir/$page.html" \
     >"$dir/$page.dom" 2>"$dir/$page.log"

@@ -121,13 +121,53 @@ TEST(MeasuredTraces, AreReadFromTheirFile) {
   EXPECT_EQ(read_trace(text, "run").value(), expected);
 }
 
+constexpr const char* kTraceWithKernels =
+    R"({"format": "plait-trace", "version": 1, "schedule": "one", "step": 2, "ranks": 1, "time_unit": "ns", "duration": 9000,
+    "bubble_ratio": 0, "bytes_moved": [0],
+    "ops": [{"rank": 0, "position": 0, "op": "0F0", "kind": "F", "stage": 0, "microbatch": 0, "slice": 0, "start": 1000, "end": 5000}],
+    "transfers": [],
+    "parts": [{"rank": 0, "position": 0, "part": "embed", "start": 1000, "end": 2000},
+              {"rank": 0, "position": 0, "part": "norm.0", "start": 2000, "end": 5000}],
+    "kernels": [{"rank": 0, "position": -1, "kernel": "zero_grads", "start": 0, "end": 500},
+                {"rank": 0, "position": 0, "part": "embed", "kernel": "embedding", "start": 1000, "end": 1500},
+                {"rank": 0, "position": 0, "part": "norm.0", "kernel": "norm", "start": 2000, "end": 4000}]})";
+
+TEST(MeasuredTraces, PartsAndKernelsAreSpansOuterFirst) {
+  constexpr auto kKernel = Span::Kind::kKernel;
+  const std::vector<Span> expected = {{.rank = 0, .start = -1000, .end = -500, .kind = kKernel, .name = "zero_grads"},
+                                      {.rank = 0, .start = 0, .end = 1000, .name = "embed"},
+                                      {.rank = 0, .start = 0, .end = 500, .kind = kKernel, .name = "embedding"},
+                                      {.rank = 0, .start = 1000, .end = 4000, .name = "norm.0"},
+                                      {.rank = 0, .start = 1000, .end = 3000, .kind = kKernel, .name = "norm"}};
+  EXPECT_EQ(read_trace(kTraceWithKernels, "").value().spans, expected);
+}
+
+TEST(ChromeTrace, KernelsLieInTheirPartsAndThoseInTheirOps) {
+  const auto json = nlohmann::json::parse(chrome_trace({read_trace(kTraceWithKernels, "").value()}));
+  std::vector<std::string> slices;
+  for (const auto& event : json.at("traceEvents"))
+    if (event.at("ph") == "X")
+      slices.push_back(event.at("cat").get<std::string>() + " " + event.at("name").get<std::string>() + " " +
+                       event.at("ts").dump() + " " + event.at("dur").dump());
+  EXPECT_EQ(slices, (std::vector<std::string>{"F F0 0 4", "kernel zero_grads -1 0.5", "part embed 0 1",
+                                              "kernel embedding 0 0.5", "part norm.0 1 3", "kernel norm 1 2"}));
+}
+
+TEST(Html, NamesOfKernelsStandOnce) {
+  const std::string page = draw_html({read_trace(kTraceWithKernels, "").value()});
+  EXPECT_THAT(page, HasSubstr(R"("names":["zero_grads","embed","embedding","norm.0","norm"])"));
+  EXPECT_THAT(page, HasSubstr(R"("spans":[[-1000,-500,1,0,0,1000,0,1,0,500,1,2,1000,4000,0,3,1000,3000,1,4]])"));
+}
+
 TEST(MeasuredTraces, DamagedFilesAreRefused) {
   for (
       const char* bad :
       {"", "[]", "{}", R"({"format": "plait-trace"})",
        R"({"format": "plait-trace", "ranks": 0, "ops": [], "transfers": []})",
        R"({"format": "plait-trace", "ranks": 1, "ops": [{"rank": 1, "kind": "F", "start": 0, "end": 1, "stage": 0, "microbatch": 0}], "transfers": []})",
-       R"({"format": "plait-trace", "ranks": 1, "ops": [{"rank": "x"}], "transfers": []})"})
+       R"({"format": "plait-trace", "ranks": 1, "ops": [{"rank": "x"}], "transfers": []})",
+       R"({"format": "plait-trace", "ranks": 1, "ops": [], "transfers": [], "kernels": [{"rank": 1, "kernel": "norm", "start": 0, "end": 1}]})",
+       R"({"format": "plait-trace", "ranks": 1, "ops": [], "transfers": [], "parts": [{"rank": 0, "start": 0, "end": 1}]})"})
     EXPECT_EQ(read_trace(bad, "run").error().rule, "view.trace") << bad;
 }
 

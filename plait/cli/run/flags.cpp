@@ -47,6 +47,15 @@ void FlagSet::add_switch(std::string_view group, const std::string& flag, bool& 
   printers_.emplace_back(flag.substr(2), [&value] { return nlohmann::ordered_json(value); });
 }
 
+void FlagSet::add_optional_value(std::string_view group, const std::string& flag, std::string& value,
+                                 const std::string& unit, const std::string& help) {
+  CLI::Option* option = app_.add_option(flag, value, help)->group(std::string(group))->type_name(unit);
+  option->expected(0, 1)->default_str("");
+  printers_.emplace_back(flag.substr(2), [option, &value] {
+    return option->count() > 0 ? nlohmann::ordered_json(value) : nlohmann::ordered_json();
+  });
+}
+
 void FlagSet::add_choice(std::string_view group, const std::string& flag, std::string& value,
                          const std::vector<std::string>& choices, const std::string& help) {
   app_.add_option(flag, value, help)

@@ -37,6 +37,9 @@ class FlagSet {
   }
   /// A flag without value.
   void add_switch(std::string_view group, const std::string& flag, bool& value, const std::string& help);
+  /// A flag that may stand without its value: then, too, `given` is true, and the value stays empty.
+  void add_optional_value(std::string_view group, const std::string& flag, std::string& value, const std::string& unit,
+                          const std::string& help);
   /// A value that must be one of `choices`.
   void add_choice(std::string_view group, const std::string& flag, std::string& value,
                   const std::vector<std::string>& choices, const std::string& help);

@@ -1,6 +1,7 @@
 #include "plait/cli/run/summary.h"
 
 #include "plait/base/units.h"
+#include "plait/cli/run/bench/step_report.h"
 #include "plait/run/generate/generate.h"
 #include "plait/run/train/model_source.h"
 #include "plait/run/train/trace.h"
@@ -114,6 +115,10 @@ nlohmann::ordered_json to_json(const TrainJob& job, const TrainOptions& options,
     document["peak_bytes"] = nlohmann::ordered_json::array();
     for (const Bytes bytes : summary.last_step->peak_bytes) document["peak_bytes"].push_back(bytes.value());
   }
+  if (summary.profile)
+    document["profile"] = {{"step", summary.profile->step},
+                           {"file", summary.profile->file.string()},
+                           {"ranks", bench::breakdown_json(summary.profile->ranks)}};
   if (summary.comparison) document["comparison"] = to_json(compared(job, *summary.comparison));
   if (text) document["sample"] = *text;
   document["out"] = options.out.string();
@@ -146,6 +151,10 @@ void print_table(const TrainJob& job, const TrainOptions& options, const TrainSu
     line("schedule", fmt::format("{}, the last step as it ran, {} to scale", program.layout.name,
                                  print_duration(figures.makespan)));
     if (timeline) out += draw_grid(*timeline, {.most_columns = kPictureColumns});
+  }
+  if (summary.profile) {
+    out += fmt::format("\nstep {}, whose kernels are in {}:\n", summary.profile->step, summary.profile->file.string());
+    out += bench::breakdown_tables(summary.profile->ranks) + '\n';
   }
   if (summary.comparison) out += comparison_table(compared(job, *summary.comparison)) + '\n';
   if (text) line("sample", *text);

@@ -91,6 +91,10 @@ Result<int> run(TrainFlags& f, const FlagSet& flags, const std::shared_ptr<JobPr
   const std::int64_t known_vocab = source ? source->config.vocab_size : f.model.vocab;
   PLAIT_TRY(LoadedData data, load_data(f.data, flags, known_vocab > 0 ? std::optional(known_vocab) : std::nullopt));
   PLAIT_TRY(TrainOptions options, train_options(f, data));
+  if (flags.given("--profile"))
+    options.profile = TrainOptions::Profile{.file = f.profile, .step = f.profile_step};
+  else if (flags.given("--profile-step"))
+    return make_error(ErrorCode::kInvalidArgument, "train.flags", "--profile-step says nothing without --profile");
   options.engine.processes = processes;
   PLAIT_TRY(options.out, run_folder(f, processes.get()));
   PLAIT_TRY(ModelConfig model, source ? Result<ModelConfig>(source->config) : new_model(f, data));

@@ -46,6 +46,7 @@ Result<> check_numbers(const TrainFlags& f) {
   if (f.loss_chunk < 0) return refuse(fmt::format("--loss-chunk {}: must not be negative", f.loss_chunk));
   PLAIT_TRY_VOID(check_launch(f));
   if (!(f.timeout > 0)) return refuse(fmt::format("--timeout {}: must be positive", f.timeout));
+  if (f.profile_step < 0) return refuse(fmt::format("--profile-step {}: must not be negative", f.profile_step));
   if (f.warmup < 0 || f.eval_every < 0 || f.checkpoint_every < 0 || f.keep < 0 || f.log_every < 0 ||
       f.sample_tokens < 0)
     return refuse(
@@ -100,6 +101,10 @@ void TrainFlags::add_to(FlagSet& flags) {
             "speed of the port that a group of ranks shares to the other groups");
   flags.add("Links", "--slow-link-latency", slow_link_latency, "DURATION", "latency between groups");
   flags.add("Links", "--link-groups", link_groups, "GROUPS", "groups of neighbouring ranks; 0: those of --groups");
+  flags.add_optional_value("Run", "--profile", profile, "[FILE]",
+                           "record the kernels of one step, write its trace and say where the time went; default: "
+                           "profile.json in the run folder");
+  flags.add("Run", "--profile-step", profile_step, "STEP", "which step that is; 0: the second of this run");
   flags.add("Run", "--sample-tokens", sample_tokens, "TOKENS", "length of the sample at the end; 0: none");
   flags.add_choice("Run", "--format", format, {"table", "json"}, "of the report at the end");
 }

@@ -50,6 +50,8 @@ struct TrainFlags {
   std::string slow_link;     ///< between groups
   std::string slow_link_latency;
   int link_groups = 0;
+  std::string profile;  ///< counts only where it is given; may be empty then
+  std::int64_t profile_step = 0;
   std::int64_t log_every = 0;
   std::int64_t sample_tokens = 200;
   std::string format = "table";

@@ -27,8 +27,8 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;                   // bytes: a cache line, and what the widest vector load wants
 constexpr std::size_t kHugePage = std::size_t{2} << 20;  // bytes: x86-64 transparent huge page
-constexpr std::size_t kHugeFrom = std::size_t{4}
-                                  << 20;      // bytes: blocks of at least two huge pages are aligned for them
+constexpr std::size_t kChunk = 4 * kHugePage;            // bytes: smaller blocks are cut from chunks of so many
+constexpr std::size_t kLargestCut = kChunk / 2;
 constexpr std::size_t kStepsPerDoubling = 8;  // size classes per power of two: at most 1/8 of a block is slack
 constexpr std::size_t kNumClasses = 64 * kStepsPerDoubling;
 
@@ -63,9 +63,22 @@ std::size_t class_bytes(std::uint32_t size_class) {
 std::atomic<std::int64_t> reserved_bytes = 0;
 std::atomic<FreedMemory> freed_memory = FreedMemory::kLeaveAsIs;
 
+/// Memory on huge pages where the system has them: with 4 KiB pages a product of cold operands waits for translations.
+void* fresh_memory(std::size_t bytes) {
+  const std::size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
+  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  void* memory = std::aligned_alloc(alignment, rounded);
+  if (memory == nullptr) throw std::bad_alloc();
+  if (alignment == kHugePage) (void)madvise(memory, rounded, MADV_HUGEPAGE);  // advice only: it works without
+  reserved_bytes.fetch_add(static_cast<std::int64_t>(rounded), std::memory_order_relaxed);
+  return memory;
+}
+
 /// Free blocks of one thread. Only that thread takes from it; others give back through `returned`.
 struct ThreadCache {
   std::array<Header*, kNumClasses> free = {};
+  void* chunk = nullptr;  ///< what is left of the last chunk
+  std::size_t chunk_bytes = 0;
   std::atomic<Header*> returned = nullptr;
 
   Header* take(std::uint32_t size_class) {
@@ -79,6 +92,15 @@ struct ThreadCache {
     Header* block = free[size_class];
     if (block != nullptr) free[size_class] = block->next;
     return block;
+  }
+  void* cut(std::size_t bytes) {
+    if (chunk_bytes < bytes) {
+      chunk = fresh_memory(kChunk);
+      chunk_bytes = kChunk;
+    }
+    void* memory = std::exchange(chunk, static_cast<std::byte*>(chunk) + bytes);
+    chunk_bytes -= bytes;
+    return memory;
   }
   void put(Header* block) {
     block->next = free[block->size_class];
@@ -139,15 +161,10 @@ ThreadCache* current_cache() {
   return this_cache;
 }
 
-Header* fresh_block(std::uint32_t size_class, ThreadCache* home) {
+[[gnu::cold, gnu::noinline]] Header* fresh_block(std::uint32_t size_class, ThreadCache* home) {
   const std::size_t bytes = sizeof(Header) + class_bytes(size_class);
-  const bool huge = bytes >= kHugeFrom;
-  const std::size_t alignment = huge ? kHugePage : kAlignment;
-  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  void* memory = std::aligned_alloc(alignment, rounded);
-  if (memory == nullptr) throw std::bad_alloc();
-  if (huge) (void)madvise(memory, rounded, MADV_HUGEPAGE);  // advice only: the block works without it
-  reserved_bytes.fetch_add(static_cast<std::int64_t>(rounded), std::memory_order_relaxed);
+  // Blocks without a home are freed one by one, so they are never cut from a chunk.
+  void* memory = home != nullptr && bytes <= kLargestCut ? home->cut(bytes) : fresh_memory(bytes);
   auto* block = new (memory) Header;
   block->home = home;
   block->size_class = size_class;

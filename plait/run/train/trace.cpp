@@ -73,6 +73,24 @@ void append_lines(std::string& text, std::string_view key, const std::vector<Jso
   text += "]";
 }
 
+/// Passes through parts and kernel calls, where they were recorded.
+void append_kernels(std::string& text, const StepResult& step) {
+  if (step.kernel_events.empty()) return;
+  std::vector<Json> parts;
+  std::vector<Json> kernels;
+  for (std::size_t rank = 0; rank < step.kernel_events.size(); ++rank)
+    for (const KernelEvent& event : step.kernel_events[rank]) {
+      Json entry{{"rank", rank}, {"position", event.position}};
+      if (event.part) entry["part"] = to_string(*event.part);
+      if (event.kernel) entry["kernel"] = to_string(*event.kernel);
+      entry["start"] = event.start.value();
+      entry["end"] = event.end.value();
+      (event.kernel ? kernels : parts).push_back(std::move(entry));
+    }
+  append_lines(text, "parts", parts);
+  append_lines(text, "kernels", kernels);
+}
+
 }  // namespace
 
 TraceFigures trace_figures(const Program& program, const StepResult& step) {
@@ -119,6 +137,7 @@ std::string trace_json(const Program& program, const StepResult& step, std::int6
   text.pop_back();  // the closing brace
   append_lines(text, "ops", ops);
   append_lines(text, "transfers", transfers);
+  append_kernels(text, step);
   return text + "\n}\n";
 }
 

@@ -25,7 +25,13 @@ TraceFigures trace_figures(const Program& program, const StepResult& step);
 ///      "transfers": [{"rank": 0, "position": 1, "kind": "send", "value": "activation", "peer": 1, "start": ..., "end": ...,
 ///                     "bytes": ...}, ...]}
 ///
-/// `position` is the index into the rank's row of program.plait; `transfers` holds every instruction that is no op.
+/// and of a step that recorded its kernels:
+///
+///      "parts":     [{"rank": 0, "position": 0, "part": "qkv.0", "start": ..., "end": ...}, ...],
+///      "kernels":   [{"rank": 0, "position": 0, "part": "qkv.0", "kernel": "gemm", "start": ..., "end": ...}, ...]
+///
+/// `position` is the index into the rank's row of program.plait, -1 in front of it; `transfers` holds every instruction that
+/// is no op. Kernels outside of the model's parts have no "part".
 std::string trace_json(const Program& program, const StepResult& step, std::int64_t step_number);
 
 }  // namespace plait

@@ -59,6 +59,7 @@ class Run {
   Result<TrainSummary> go(const std::function<bool()>& stop_requested) {
     PLAIT_TRY_VOID(together(check_inputs()));
     PLAIT_TRY_VOID(together(find_start()));
+    PLAIT_TRY_VOID(together(find_profiled_step()));
     if (processes_ != nullptr) PLAIT_TRY_VOID(agree(*processes_, facts_of(job_, options_, state_)));
     PLAIT_TRY_VOID(together(leads_ ? check_space() : Result<>()));
     PLAIT_TRY_VOID(make_engine());
@@ -80,6 +81,7 @@ class Run {
   Result<> check_inputs() const;
   Result<> find_start();
   Result<CheckpointSearch> find_for_all() const;
+  Result<> find_profiled_step();
   Result<> check_identity(const Checkpoint& checkpoint, const fs::path& path) const;
   Result<> check_space() const;
   Result<> make_engine();
@@ -87,6 +89,7 @@ class Run {
   Result<> do_step();
   Result<double> validate();
   Result<> save();
+  Result<> write_profile(const StepResult& step);
   Result<TrainSummary> finish();
   Result<> together(const Result<>& mine) const;
   [[nodiscard]] Result<bool> any(bool mine) const {
@@ -107,6 +110,7 @@ class Run {
   bool leads_;               ///< this process writes
   Sampler sampler_;
   RunState state_;
+  std::int64_t profiled_step_ = 0;  ///< that records its kernels; 0: none
   std::optional<Checkpoint> resumed_;
   std::unique_ptr<Engine> engine_;
   std::optional<MetricsLog> log_;  ///< none where another process writes
@@ -192,6 +196,18 @@ Result<CheckpointSearch> Run::find_for_all() const {
   return search;
 }
 
+Result<> Run::find_profiled_step() {
+  if (!options_.profile) return {};
+  const std::int64_t first = state_.step + 1;
+  const std::int64_t asked = options_.profile->step;
+  // The first step of a process still fills caches.
+  profiled_step_ = asked > 0 ? asked : std::min(first + 1, options_.steps);
+  if (asked > 0 && (asked < first || asked > options_.steps))
+    return make_error(ErrorCode::kInvalidArgument, "train.profile",
+                      "--profile-step {}: this run does the steps {} to {}", asked, first, options_.steps);
+  return {};
+}
+
 Result<> Run::check_identity(const Checkpoint& checkpoint, const fs::path& path) const {
   const auto refuse = [&](std::string_view what, std::string_view found, std::string_view expected) {
     return make_error(
@@ -272,7 +288,10 @@ Result<> Run::do_step() {
     return make_error(ErrorCode::kIo, "data.no_target", "{}: the mask leaves no target in the rows of step {}",
                       job_.rows.source, state_.step + 1);
   const double lr = learning_rate(options_.lr, state_.step);
+  const bool is_profiled = profiled_step_ == state_.step + 1;
+  if (is_profiled) engine_->record(Recording::kKernels);
   PLAIT_TRY(StepResult result, engine_->train_step(microbatches, lr));
+  if (is_profiled) engine_->record(Recording::kOff);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
     return make_error(
@@ -305,6 +324,8 @@ Result<> Run::do_step() {
                             .samples = state_.samples,
                             .epoch = state_.epoch,
                             .val_loss = summary_.val_loss};
+  if (is_profiled && leads_) PLAIT_TRY_VOID(write_profile(result));
+  result.kernel_events.clear();  // the trace of the last step is without
   summary_.last_step = std::move(result);
   if (log_) PLAIT_TRY_VOID(log_->append(metrics));
   observer_.on_step(metrics);
@@ -337,6 +358,15 @@ Result<> Run::save() {
                              Checkpoint{.state = state_, .config = job_.model, .parameters = std::move(parameters)},
                              options_.checkpoint));
   observer_.on_checkpoint(summary_.checkpoint);
+  return {};
+}
+
+Result<> Run::write_profile(const StepResult& step) {
+  const Program& program = job_.program.program();
+  const fs::path& asked = options_.profile->file;
+  const fs::path file = asked.empty() ? options_.out / "profile.json" : asked;
+  PLAIT_TRY_VOID(write_file(file, trace_json(program, step, state_.step)));
+  summary_.profile = TrainSummary::Profiled{.file = file, .step = state_.step, .ranks = break_down(program, step)};
   return {};
 }
 

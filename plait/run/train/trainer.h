@@ -4,6 +4,7 @@
 #include "plait/run/data/sampler.h"
 #include "plait/run/data/token_rows.h"
 #include "plait/run/engine/engine.h"
+#include "plait/run/train/breakdown.h"
 #include "plait/run/train/checkpoint.h"
 #include "plait/run/train/compare.h"
 #include "plait/run/train/lr_schedule.h"
@@ -16,6 +17,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace plait {
 
@@ -34,6 +36,12 @@ struct TrainOptions {
   CheckpointOptions checkpoint;
   EngineOptions engine;
   std::string tokenizer = "bytes";  ///< for state.json
+  /// A step that records its kernels.
+  struct Profile {
+    std::filesystem::path file;  ///< gets its trace; empty: profile.json in the run folder
+    std::int64_t step = 0;       ///< counted as in the metrics; 0: the second of this call, or its only one
+  };
+  std::optional<Profile> profile;
 };
 
 /// What a run works on.
@@ -70,10 +78,18 @@ struct TrainSummary {
   double tokens_per_s = 0;              ///< over this call's steps, without evaluation and checkpoints
   std::optional<StepResult> last_step;  ///< with its trace
   std::filesystem::path checkpoint;
+  /// Of the step that recorded its kernels.
+  struct Profiled {
+    std::filesystem::path file;
+    std::int64_t step = 0;
+    std::vector<Breakdown> ranks;
+  };
+  std::optional<Profiled> profile;
   std::optional<Comparison> comparison;  ///< with the job's other program, unless the run was interrupted
 };
 
-/// Trains, and leaves in the run folder: program.plait, metrics.jsonl, checkpoints/, trace.json of the last step.
+/// Trains, and leaves in the run folder: program.plait, metrics.jsonl, checkpoints/, trace.json of the last step, and of
+/// the one that recorded its kernels.
 /// `stop_requested` is asked between steps; when it says yes a checkpoint is written and the run ends.
 ///
 /// With several processes (EngineOptions::processes) all call this, with the same job, and one that says yes stops all.

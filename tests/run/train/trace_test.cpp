@@ -59,6 +59,23 @@ TEST(Trace, OpsAreTheProgramsRankByRankInItsOrder) {
   EXPECT_EQ(document["ops"].size() + document["transfers"].size(), instructions);
 }
 
+TEST(Trace, KernelsStandBesideTheOpsWhereTheyWereRecorded) {
+  const Program program = two_rank_program();
+  StepResult step = fake_step(program);
+  EXPECT_FALSE(nlohmann::json::parse(trace_json(program, step, 1)).contains("kernels"));
+  const Part qkv{.kind = PartKind::kQkv, .layer = 1};
+  step.kernel_events = {
+      {{.kernel = KernelKind::kZeroGrads, .start = Nanos{1}, .end = Nanos{2}}},
+      {{.position = 1, .part = qkv, .start = Nanos{3}, .end = Nanos{9}},
+       {.position = 1, .part = qkv, .kernel = KernelKind::kGemm, .start = Nanos{4}, .end = Nanos{5}}}};
+  const auto document = nlohmann::json::parse(trace_json(program, step, 1));
+  EXPECT_EQ(document["parts"],
+            nlohmann::json::parse(R"([{"rank": 1, "position": 1, "part": "qkv.1", "start": 3, "end": 9}])"));
+  EXPECT_EQ(document["kernels"], nlohmann::json::parse(R"([
+    {"rank": 0, "position": -1, "kernel": "zero_grads", "start": 1, "end": 2},
+    {"rank": 1, "position": 1, "part": "qkv.1", "kernel": "gemm", "start": 4, "end": 5}])"));
+}
+
 // Rank 0 works at 0..1 and at the end of its row, rank 1 ten later: the makespan is from 0 to rank 1's last Step.
 TEST(Trace, BubbleIsWhatTheMeanRankDoesNotWork) {
   const Program program = two_rank_program();

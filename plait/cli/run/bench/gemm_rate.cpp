@@ -33,11 +33,11 @@ GemmReplay::GemmReplay(const std::vector<Breakdown>& ranks, const ModelConfig& c
   const at::TensorOptions element = at::TensorOptions().dtype(scalar_type(type));
   const at::TensorOptions wide = at::TensorOptions().dtype(master_type(type));
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    std::map<GemmShape, Operands> of_shape;  // forward and gradients of one size share them
+    std::map<GemmShape, Tensors> of_shape;  // forward and gradients of one size share them
     for (const Breakdown::GemmTotal& gemm : ranks[rank].gemms) {
       const GemmShape& shape = gemm.shape;
       const bool conv1d = config.family == ModelFamily::kGpt2 && shape.outputs != config.vocab_size;
-      Operands& operands = of_shape[shape];
+      Tensors& operands = of_shape[shape];
       if (!operands.x.defined()) {
         const auto weight = [&](const at::TensorOptions& options) {
           return conv1d ? at::full({shape.inputs, shape.outputs}, kValue, options)
@@ -48,30 +48,38 @@ GemmReplay::GemmReplay(const std::vector<Breakdown>& ranks, const ModelConfig& c
                     .weight = weight(element),
                     .grad = weight(wide)};
       }
-      products_.push_back({.rank = rank, .step = gemm, .seconds = {}});
-      operands_.push_back(operands);
+      products_.push_back({.rank = rank, .step = gemm, .seconds = {}, .seconds_in_memory = {}});
+      tensors_.push_back(operands);
       conv1d_.push_back(conv1d);
       flops_ += static_cast<double>(gemm.count * shape.flops());
     }
   }
 }
 
-void GemmReplay::time_product(std::size_t index) {
-  constexpr int kRepetitions = 3;  // behind one that is not counted; their median counts
-  const Operands& operands = operands_[index];
+void GemmReplay::run_product(std::size_t index) const {
+  const Tensors& operands = tensors_[index];
   const kernels::WeightLayout layout = layout_of(conv1d_[index]);
+  switch (products_[index].step.kernel) {
+    case KernelKind::kGemmInputGrad: kernels::linear_input_grad(operands.dy, operands.weight, layout); break;
+    case KernelKind::kGemmWeightGrad:
+      kernels::accumulate_weight_grad(operands.grad, operands.x, operands.dy, layout);
+      break;
+    default: kernels::linear(operands.x, operands.weight, {}, layout); break;
+  }
+}
+
+/// \param eviction  large enough to push everything else out of the caches
+void GemmReplay::time_product(std::size_t index, const at::Tensor& eviction) {
+  constexpr int kRepetitions = 3;  // behind one that finds nothing in the caches; their median counts
   std::vector<double> seconds;
+  eviction.add_(1);
   for (int i = 0; i <= kRepetitions; ++i) {
     const double start = now();
-    switch (products_[index].step.kernel) {
-      case KernelKind::kGemmInputGrad: kernels::linear_input_grad(operands.dy, operands.weight, layout); break;
-      case KernelKind::kGemmWeightGrad:
-        kernels::accumulate_weight_grad(operands.grad, operands.x, operands.dy, layout);
-        break;
-      default: kernels::linear(operands.x, operands.weight, {}, layout); break;
-    }
-    if (i > 0) seconds.push_back(now() - start);
+    run_product(index);
+    seconds.push_back(now() - start);
   }
+  products_[index].seconds_in_memory.push_back(seconds.front());
+  seconds.erase(seconds.begin());
   products_[index].seconds.push_back(median(std::move(seconds)));
 }
 
@@ -84,24 +92,34 @@ void GemmReplay::pass() {
     threads.emplace_back([&, rank] {
       at::set_num_threads(1);  // as a rank's thread has it
       const at::AutoDispatchBelowADInplaceOrView no_autograd;
+      constexpr std::int64_t kElements = std::int64_t{1} << 25;  // 128 MiB
+      const at::Tensor eviction = at::full({kElements}, kValue, at::TensorOptions().dtype(at::kFloat));
       gate.arrive_and_wait();
       for (std::size_t i = 0; i < products_.size(); ++i)
-        if (products_[i].rank == rank) time_product(i);
+        if (products_[i].rank == rank) time_product(i, eviction);
     });
   for (std::thread& thread : threads) thread.join();
-  double rate = 0;
+  double in_caches = 0;
+  double in_memory = 0;
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    double seconds = 0;
-    double flops = 0;
-    for (const Product& product : products_) {
-      if (product.rank != rank) continue;
-      const auto count = static_cast<double>(product.step.count);
-      seconds += count * product.seconds.back();
-      flops += count * static_cast<double>(product.step.shape.flops());
-    }
-    if (seconds > 0) rate += flops / seconds;
+    in_caches += rate_of(rank, Operands::kInCaches);
+    in_memory += rate_of(rank, Operands::kInMemory);
   }
-  rates_.push_back(rate);
+  rates_.push_back(in_caches);
+  rates_in_memory_.push_back(in_memory);
+}
+
+/// Of the last pass.
+double GemmReplay::rate_of(std::size_t rank, Operands where) const {
+  double seconds = 0;
+  double flops = 0;
+  for (const Product& product : products_) {
+    if (product.rank != rank) continue;
+    const auto count = static_cast<double>(product.step.count);
+    seconds += count * (where == Operands::kInCaches ? product.seconds : product.seconds_in_memory).back();
+    flops += count * static_cast<double>(product.step.shape.flops());
+  }
+  return seconds > 0 ? flops / seconds : 0;
 }
 
 double square_gemm_rate(ComputeType type) {

@@ -49,7 +49,7 @@ at::Tensor random(at::IntArrayRef sizes, at::ScalarType type, std::uint64_t key)
 }
 
 at::Tensor random_ids(at::IntArrayRef sizes, std::int64_t count, std::uint64_t key) {
-  const at::Tensor ids = at::empty(sizes, at::TensorOptions().dtype(at::kLong));
+  at::Tensor ids = at::empty(sizes, at::TensorOptions().dtype(at::kLong));
   auto* data = ids.mutable_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < ids.numel(); ++i)
     data[i] =

@@ -68,9 +68,9 @@ Result<bench::MicroShape> shape_of(MicroFlags& f, const FlagSet& flags) {
     return refuse(fmt::format("--microbatch-size {}: at least 1 is needed", f.microbatch_size));
   if (!(f.seconds_per_kernel > 0 && f.seconds_per_kernel < 60))
     return refuse(fmt::format("--seconds-per-kernel {}: must lie between 0 and 60", f.seconds_per_kernel));
-  PLAIT_TRY(ModelConfig model, make_model_config(f.model, 1, HeadTying::kUntied, std::nullopt, f.seq));
+  PLAIT_TRY(const ModelConfig model, make_model_config(f.model, 1, HeadTying::kUntied, std::nullopt, f.seq));
   return bench::MicroShape{
-      .model = std::move(model), .tokens = f.seq, .microbatch_size = f.microbatch_size, .type = compute_type(f.dtype)};
+      .model = model, .tokens = f.seq, .microbatch_size = f.microbatch_size, .type = compute_type(f.dtype)};
 }
 
 nlohmann::ordered_json setup_json(const MicroFlags& f, const ModelConfig& model) {

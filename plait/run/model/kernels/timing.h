@@ -89,17 +89,17 @@ class KernelLog {
 ///     const RecordingScope recording(&log);   // or null: as it was
 class RecordingScope {
  public:
-  explicit RecordingScope(KernelLog* log) : outer_(current_) {
-    if (log != nullptr) current_ = log;
+  explicit RecordingScope(KernelLog* log) : outer_(active) {
+    if (log != nullptr) active = log;
   }
-  ~RecordingScope() { current_ = outer_; }
+  ~RecordingScope() { active = outer_; }
   RecordingScope(const RecordingScope&) = delete;
   RecordingScope& operator=(const RecordingScope&) = delete;
 
-  [[nodiscard]] static KernelLog* current() { return current_; }
+  [[nodiscard]] static KernelLog* current() { return active; }
 
  private:
-  static inline thread_local constinit KernelLog* current_ = nullptr;
+  static inline thread_local constinit KernelLog* active = nullptr;
   KernelLog* outer_;
 };
 
