@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -116,7 +117,11 @@ bool is_worth_a_restart(int exit_code) {
   return exit_code >= ::plait::exit_code(ErrorCode::kTransport) && exit_code != kNotStarted;
 }
 
+std::atomic<bool> was_said = false;
+
+/// Once: what stands at the end of a failure's line is all that this process has to say about it.
 void say(const Error& error, int process) {
+  if (was_said.exchange(true)) return;
   std::fputs(fmt::format("error: process {}: {} [{}]\n", process, error.message, error.rule).c_str(), stderr);
   std::fflush(nullptr);
 }
@@ -164,8 +169,9 @@ Result<std::shared_ptr<JobProcesses>> join_if_started(const JobFlags& flags, dou
     return make_error(ErrorCode::kInvalidArgument, "train.flags",
                       "--processes {}, but mpirun started {}; leave --processes out under mpirun", flags.processes,
                       job->size());
-  job->set_last_words([process = job->index()](const Error& error) {
-    say(error, process);
+  const auto say_here = [process = job->index()](const Error& error) { say(error, process); };
+  job->on_failure(say_here, [say_here](const Error& error) {
+    say_here(error);
     ::_exit(exit_code(error.code));
   });
   return job;

@@ -137,8 +137,8 @@ class MpiGroup final : public JobProcesses, public MpiUser {
   void report(const Error& error) override { watch_.report(error); }
   [[nodiscard]] std::optional<Error> failure() const override { return watch_.failure(); }
 
-  void set_last_words(std::function<void(const Error&)> last_words) override {
-    watch_.set_last_words(std::move(last_words));
+  void on_failure(std::function<void(const Error&)> say, std::function<void(const Error&)> end) override {
+    watch_.set_handlers({.say = std::move(say), .end = std::move(end)});
   }
 
   Result<> leave() override {
@@ -153,7 +153,7 @@ class MpiGroup final : public JobProcesses, public MpiUser {
   }
 
   void leave_failed() override {
-    watch_.set_last_words({});
+    watch_.set_handlers({});
     constexpr std::chrono::milliseconds kForOthers{700};  // longer than they take to their last words
     std::this_thread::sleep_for(kForOthers);
   }

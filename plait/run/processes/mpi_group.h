@@ -21,9 +21,10 @@ class JobProcesses : public ProcessGroup {
   /// Behind a failure: gives the others time to say theirs. Then end the process by _exit: MPI would wait for the dead, or
   /// end the others.
   virtual void leave_failed() = 0;
-  /// Called, with the failure, if this process lives half a second after one and has not called leave_failed: something
-  /// hangs, or computes for long. It should say so and end the process.
-  virtual void set_last_words(std::function<void(const Error&)> last_words) = 0;
+  /// `say` is called at once when another process fails or is lost, on a thread of the group. `end` is called if this
+  /// process lives half a second after a failure and has not called leave_failed: something hangs, or computes for long. It
+  /// should end the process.
+  virtual void on_failure(std::function<void(const Error&)> say, std::function<void(const Error&)> end) = 0;
 };
 
 struct JoinOptions {

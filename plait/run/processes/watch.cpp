@@ -194,9 +194,9 @@ std::optional<Error> Watch::failure() const {
   return failure_;
 }
 
-void Watch::set_last_words(std::function<void(const Error&)> last_words) {
+void Watch::set_handlers(Handlers handlers) {
   const std::lock_guard lock(mutex_);
-  last_words_ = std::move(last_words);
+  handlers_ = std::move(handlers);
 }
 
 std::string Watch::own_states() const {
@@ -268,6 +268,7 @@ void Watch::fail(const Error& error) {
     if (failure_) return;
     failure_ = error;
     failed_at_ = Clock::now();
+    if (handlers_.say) handlers_.say(error);
   }
   const std::lock_guard lock(board_mutex_);
   if (board_ != nullptr) board_->stop();
@@ -352,14 +353,14 @@ void Watch::loop() {
       next_beat = Clock::now() + interval_;
     }
     look_for_silence();
-    std::function<void(const Error&)> last_words;
+    std::function<void(const Error&)> end;
     std::optional<Error> failed;
     {
       const std::lock_guard lock(mutex_);
-      if (failure_ && Clock::now() - failed_at_ > kGrace) std::swap(last_words, last_words_);
+      if (failure_ && Clock::now() - failed_at_ > kGrace) std::swap(end, handlers_.end);
       failed = failure_;
     }
-    if (last_words) last_words(*failed);
+    if (end) end(*failed);
   }
   send_reports();
   tell_others(kGoodBye, {}, index_);

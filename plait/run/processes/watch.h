@@ -50,8 +50,13 @@ class Watch {
   void report(const Error& error);
   [[nodiscard]] std::optional<Error> failure() const;
 
-  /// Called on the watch's thread, with the failure, when the process has not ended by itself half a second after one.
-  void set_last_words(std::function<void(const Error&)> last_words);
+  /// What the watch's thread does about a failure of another process: `say` at once, and `end` when this process has not
+  /// ended by itself half a second after a failure of any.
+  struct Handlers {
+    std::function<void(const Error&)> say;
+    std::function<void(const Error&)> end;
+  };
+  void set_handlers(Handlers handlers);
 
  private:
   struct Peer {
@@ -91,7 +96,7 @@ class Watch {
   std::optional<Error> failure_;
   Clock::time_point failed_at_;
   std::deque<Error> reports_;  ///< to be sent
-  std::function<void(const Error&)> last_words_;
+  Handlers handlers_;
 
   std::atomic<bool> leaving_ = false;
   std::thread thread_;
