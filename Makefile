@@ -14,10 +14,10 @@ BIN := build/release/bin
 SANITIZERS ?= asan-ubsan tsan
 SANITIZE_LABELS ?= unit dist
 
-.PHONY: help setup build train test lint format bench oracle validate sanitize fuzz clean
+.PHONY: help setup build train test lint format bench bench-peers oracle validate sanitize fuzz clean
 
 help:  ## say what the targets do
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup:  ## install what is missing: compilers and libraries from Debian, libtorch from PyPI
 	@scripts/setup build
@@ -51,6 +51,10 @@ bench: build  ## build and run the benchmarks (flags: make bench ARGS="--benchma
 	@for program in $(BIN)/*_bench; do \
 	  [[ -x $$program ]] || { echo "make: no benchmark program in $(BIN)" >&2; exit 1; }; \
 	  echo "make: $$program"; $$program $(ARGS); done
+
+bench-peers: build  ## time training steps of Plait and PyTorch in turn (flags: make bench-peers ARGS="--configs A B")
+	@scripts/setup oracle
+	@scripts/bench-peers $(ARGS)
 
 oracle:  ## compare with full PyTorch and transformers, in an environment of their own (.venv-oracle)
 	@scripts/setup oracle

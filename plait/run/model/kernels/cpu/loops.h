@@ -125,5 +125,9 @@ LoopTables tables();
 namespace avx512 {
 LoopTables tables();
 }
+namespace amx {
+/// Replaces what tile registers do faster.
+void use_tiles(Loops<Bf16>& loops);
+}  // namespace amx
 
 }  // namespace plait::kernels::cpu

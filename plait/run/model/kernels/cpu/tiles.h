@@ -29,46 +29,46 @@ inline constexpr unsigned kTileVectors = 1;
 
 /// C (+)= A B over `depth`. A's elements lie a.stride apart along the rows of C and a_step along the depth, so that it may be
 /// the transpose of what is stored.
-template <unsigned kRows, unsigned kVectors>
+template <unsigned Rows, unsigned Vectors>
 void multiply_tile(Matrix a, std::int64_t a_step, Matrix b, Matrix c, std::int64_t depth, bool adds) {
   constexpr std::int64_t kWidth = kLanes<float>;
-  F32 sums[kRows][kVectors];
+  F32 sums[Rows][Vectors];
 #pragma GCC unroll 8
-  for (unsigned row = 0; row < kRows; ++row) {
+  for (unsigned row = 0; row < Rows; ++row) {
 #pragma GCC unroll 8
-    for (unsigned v = 0; v < kVectors; ++v) sums[row][v] = adds ? load(c.data + row * c.stride + v * kWidth) : F32{};
+    for (unsigned v = 0; v < Vectors; ++v) sums[row][v] = adds ? load(c.data + row * c.stride + v * kWidth) : F32{};
   }
   const float* left = a.data;
   const float* right = b.data;
   for (std::int64_t k = 0; k < depth; ++k, left += a_step, right += b.stride) {
-    F32 columns[kVectors];
+    F32 columns[Vectors];
 #pragma GCC unroll 8
-    for (unsigned v = 0; v < kVectors; ++v) columns[v] = load(right + v * kWidth);
+    for (unsigned v = 0; v < Vectors; ++v) columns[v] = load(right + v * kWidth);
 #pragma GCC unroll 8
-    for (unsigned row = 0; row < kRows; ++row) {
+    for (unsigned row = 0; row < Rows; ++row) {
       const F32 factor = splat(left[row * a.stride], F32{});
 #pragma GCC unroll 8
-      for (unsigned v = 0; v < kVectors; ++v) sums[row][v] += factor * columns[v];
+      for (unsigned v = 0; v < Vectors; ++v) sums[row][v] += factor * columns[v];
     }
   }
 #pragma GCC unroll 8
-  for (unsigned row = 0; row < kRows; ++row) {
+  for (unsigned row = 0; row < Rows; ++row) {
 #pragma GCC unroll 8
-    for (unsigned v = 0; v < kVectors; ++v) store(c.data + row * c.stride + v * kWidth, sums[row][v]);
+    for (unsigned v = 0; v < Vectors; ++v) store(c.data + row * c.stride + v * kWidth, sums[row][v]);
   }
 }
 
-template <unsigned kVectors>
+template <unsigned Vectors>
 PLAIT_INLINE void multiply_rows(Matrix a, std::int64_t a_step, Matrix b, Matrix c, std::int64_t rows,
                                 std::int64_t depth, bool adds) {
   static_assert(kTileRows == 6);
   switch (rows) {
-    case 6: return multiply_tile<6, kVectors>(a, a_step, b, c, depth, adds);
-    case 5: return multiply_tile<5, kVectors>(a, a_step, b, c, depth, adds);
-    case 4: return multiply_tile<4, kVectors>(a, a_step, b, c, depth, adds);
-    case 3: return multiply_tile<3, kVectors>(a, a_step, b, c, depth, adds);
-    case 2: return multiply_tile<2, kVectors>(a, a_step, b, c, depth, adds);
-    default: return multiply_tile<1, kVectors>(a, a_step, b, c, depth, adds);
+    case 6: return multiply_tile<6, Vectors>(a, a_step, b, c, depth, adds);
+    case 5: return multiply_tile<5, Vectors>(a, a_step, b, c, depth, adds);
+    case 4: return multiply_tile<4, Vectors>(a, a_step, b, c, depth, adds);
+    case 3: return multiply_tile<3, Vectors>(a, a_step, b, c, depth, adds);
+    case 2: return multiply_tile<2, Vectors>(a, a_step, b, c, depth, adds);
+    default: return multiply_tile<1, Vectors>(a, a_step, b, c, depth, adds);
   }
 }
 
@@ -83,32 +83,25 @@ inline void multiply(Matrix a, std::int64_t a_step, Matrix b, Matrix c, std::int
     multiply_rows<1>(a, a_step, {b.data + at, b.stride}, {c.data + at, c.stride}, rows, depth, adds);
 }
 
-/// One step of `transpose`: swaps lanes `kDistance` apart between rows as far apart.
-template <int kDistance>
-PLAIT_INLINE void exchange(F32* rows) {
-  I32 low{};
-  I32 high{};
-  for (int lane = 0; lane < 16; ++lane) {
-    const bool is_low = (lane & kDistance) == 0;
-    low[lane] = is_low ? lane : 16 + lane - kDistance;
-    high[lane] = is_low ? lane + kDistance : 16 + lane;
-  }
+/// One step of `transpose`: swaps lanes Distance apart between rows as far apart.
+template <int Distance, int... Lanes>
+PLAIT_INLINE void exchange(F32* rows, LaneList<Lanes...> /*lanes*/) {
 #pragma GCC unroll 16
   for (int row = 0; row < 16; ++row) {
-    if ((row & kDistance) != 0) continue;
+    if ((row & Distance) != 0) continue;
     const F32 a = rows[row];
-    const F32 b = rows[row + kDistance];
-    rows[row] = __builtin_shuffle(a, b, low);
-    rows[row + kDistance] = __builtin_shuffle(a, b, high);
+    const F32 b = rows[row + Distance];
+    rows[row] = __builtin_shufflevector(a, b, ((Lanes & Distance) == 0 ? Lanes : 16 + Lanes - Distance)...);
+    rows[row + Distance] = __builtin_shufflevector(a, b, ((Lanes & Distance) == 0 ? Lanes + Distance : 16 + Lanes)...);
   }
 }
 
 /// A square of 16 by 16.
 PLAIT_INLINE void transpose(F32* rows) {
-  exchange<1>(rows);
-  exchange<2>(rows);
-  exchange<4>(rows);
-  exchange<8>(rows);
+  exchange<1>(rows, LanesOfF32{});
+  exchange<2>(rows, LanesOfF32{});
+  exchange<4>(rows, LanesOfF32{});
+  exchange<8>(rows, LanesOfF32{});
 }
 
 }  // namespace plait::kernels::cpu::PLAIT_ISA

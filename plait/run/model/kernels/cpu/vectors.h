@@ -14,7 +14,6 @@ namespace plait::kernels::cpu::PLAIT_ISA {
 
 using F32 = float __attribute__((vector_size(64)));
 using F64 = double __attribute__((vector_size(64)));
-using I64 = std::int64_t __attribute__((vector_size(64)));
 using I32 = std::int32_t __attribute__((vector_size(64)));
 using U32 = std::uint32_t __attribute__((vector_size(64)));
 using U16 = std::uint16_t __attribute__((vector_size(32)));
@@ -86,32 +85,46 @@ PLAIT_INLINE void for_lanes(std::int64_t n, Body body) {
   if (i < n) body(i, n - i);
 }
 
-/// The lanes `distance` further on, round the end.
-PLAIT_INLINE F32 rotated(F32 x, std::int32_t distance) {
-  const I32 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return __builtin_shuffle(x, lane + distance);
+template <int... Lanes>
+struct LaneList {};
+using LanesOfF32 = LaneList<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15>;
+using LanesOfF64 = LaneList<0, 1, 2, 3, 4, 5, 6, 7>;
+PLAIT_INLINE LanesOfF32 lanes_of(F32 /*x*/) {
+  return {};
 }
-PLAIT_INLINE F64 rotated(F64 x, std::int64_t distance) {
-  const I64 lane = {0, 1, 2, 3, 4, 5, 6, 7};
-  return __builtin_shuffle(x, lane + distance);
+PLAIT_INLINE LanesOfF64 lanes_of(F64 /*x*/) {
+  return {};
 }
+
+/// The lanes Distance further on, round the end.
+template <int Distance, class V, int... Lanes>
+PLAIT_INLINE V rotated(V x, LaneList<Lanes...> /*lanes*/) {
+  return __builtin_shufflevector(x, x, ((Lanes + Distance) % static_cast<int>(sizeof...(Lanes)))...);
+}
+template <int Distance, class V>
+PLAIT_INLINE V rotated(V x) {
+  return rotated<Distance>(x, lanes_of(x));
+}
+
 /// Sum of the lanes, pairwise.
 template <class V>
 PLAIT_INLINE auto lane_sum(V x) {
-  if constexpr (sizeof(x[0]) == sizeof(float)) x += rotated(x, 8);
-  x += rotated(x, 4);
-  x += rotated(x, 2);
-  x += rotated(x, 1);
+  if constexpr (sizeof(x[0]) == sizeof(float)) x += rotated<8>(x);
+  x += rotated<4>(x);
+  x += rotated<2>(x);
+  x += rotated<1>(x);
   return x[0];
 }
 template <class V>
+PLAIT_INLINE V lanewise_max(V a, V b) {
+  return b > a ? b : a;
+}
+template <class V>
 PLAIT_INLINE auto lane_max(V x) {
-  constexpr int kCount = static_cast<int>(sizeof(V) / sizeof(x[0]));
-#pragma GCC unroll 4
-  for (int width = kCount / 2; width > 0; width /= 2) {
-    const V other = rotated(x, width);
-    x = other > x ? other : x;
-  }
+  if constexpr (sizeof(x[0]) == sizeof(float)) x = lanewise_max(x, rotated<8>(x));
+  x = lanewise_max(x, rotated<4>(x));
+  x = lanewise_max(x, rotated<2>(x));
+  x = lanewise_max(x, rotated<1>(x));
   return x[0];
 }
 
