@@ -11,7 +11,6 @@
 namespace plait::cli {
 namespace {
 
-constexpr int kDefaultRanks = 2;
 constexpr int kDefaultMicrobatches = 4;
 constexpr int kDefaultLayers = 4;
 constexpr int kMostTries = 16;  ///< times the ranks: how far to look for sizes that fit
@@ -34,7 +33,7 @@ void ScheduleChoice::add_to(FlagSet& flags) {
   flags.add("Schedule", "--schedule", name, "NAME|FILE",
             "a registered schedule, or a file in the text format or PyTorch's CSV");
   add_schedule_flags(flags.app(), shape);
-  complete(flags, "--ranks", "RANKS", kDefaultRanks);
+  complete(flags, "--ranks", "RANKS", default_ranks);
   complete(flags, "--microbatches", "COUNT", kDefaultMicrobatches);
   complete(flags, "--layers", "LAYERS", kDefaultLayers);
   const auto print = [&](const char* key, auto& field) {
@@ -76,7 +75,7 @@ bool ScheduleChoice::fill_sizes() {
     shape.layers = shape.layers.value_or(kDefaultLayers);
     return true;
   }
-  if (!shape.ranks) shape.ranks = kDefaultRanks;
+  if (!shape.ranks) shape.ranks = default_ranks;
   const bool count_given = shape.microbatches || shape.repeats || shape.rounds;
   const int most = kMostTries * std::max(*shape.ranks, 1);
   const int most_layers = shape.layers.value_or(most);

@@ -19,6 +19,7 @@ inline constexpr const char* kDefaultSchedule = "helixpipe";
 struct ScheduleChoice {
   std::string name = kDefaultSchedule;
   ScheduleFlags shape;
+  int default_ranks = 2;
   std::string compare;  ///< a registered schedule, "none", or empty: 1f1b where no --schedule was given, else none
   void add_to(FlagSet& flags);
   /// --compare, for commands that run another schedule too.

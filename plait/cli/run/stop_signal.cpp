@@ -17,7 +17,16 @@ void on_signal(int signal) {
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kWords.data(), kWords.size());
 }
 
+void on_job_signal(int) {
+  stop_flag = 1;
+}
+
 }  // namespace
+
+void catch_job_signals() {
+  std::signal(SIGUSR1, &on_job_signal);
+  std::signal(SIGTERM, &on_job_signal);
+}
 
 void catch_stop_signals() {
   std::signal(SIGINT, &on_signal);

@@ -1,4 +1,5 @@
 #include "plait/cli/run/commands.h"
+#include "plait/cli/run/job.h"
 #include "plait/cli/run/progress.h"
 #include "plait/cli/run/stop_signal.h"
 #include "plait/cli/run/summary.h"
@@ -8,9 +9,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -48,7 +51,37 @@ Result<ModelConfig> new_model(const TrainFlags& f, const LoadedData& data) {
   return make_model_config(f.model, *f.schedule.shape.layers, tying, vocab, data.rows.row_size - 1);
 }
 
-Result<int> run(TrainFlags& f, const FlagSet& flags) {
+/// Process 0 shows the run; the others are silent.
+class Silence final : public TrainObserver {
+ public:
+  void on_start(std::int64_t, std::int64_t) override {}
+  void on_step(const StepMetrics&) override {}
+  void on_checkpoint(const std::filesystem::path&) override {}
+  void on_note(const std::string&) override {}
+};
+
+/// The run folder; of several processes the first one finds it.
+Result<std::string> run_folder(const TrainFlags& f, JobProcesses* job) {
+  if (!f.out.empty()) return f.out;
+  if (job == nullptr) return next_run_folder();
+  return job->broadcast(job->index() == 0 ? next_run_folder() : std::string());
+}
+
+/// What does not go with several processes yet.
+Result<> check_job_flags(const FlagSet& flags) {
+  for (const char* flag : {"--compare", "--link", "--link-latency", "--slow-link", "--slow-link-latency"})
+    if (flags.given(flag))
+      return make_error(ErrorCode::kInvalidArgument, "train.flags",
+                        "{} does not go with several processes; leave it out, or run with threads", flag);
+  return {};
+}
+
+Result<int> run(TrainFlags& f, const FlagSet& flags, const std::shared_ptr<JobProcesses>& processes) {
+  if (processes != nullptr) {
+    PLAIT_TRY_VOID(check_job_flags(flags));
+    f.schedule.compare = "none";
+    f.schedule.default_ranks = std::max(f.schedule.default_ranks, processes->size());
+  }
   if (f.resume && f.out.empty())
     return make_error(ErrorCode::kInvalidArgument, "train.flags",
                       "--resume needs --out, the folder of the run to go on with");
@@ -62,7 +95,8 @@ Result<int> run(TrainFlags& f, const FlagSet& flags) {
     options.profile = TrainOptions::Profile{.file = f.profile, .step = f.profile_step};
   else if (flags.given("--profile-step"))
     return make_error(ErrorCode::kInvalidArgument, "train.flags", "--profile-step says nothing without --profile");
-  options.out = f.out.empty() ? next_run_folder() : f.out;
+  options.engine.processes = processes;
+  PLAIT_TRY(options.out, run_folder(f, processes.get()));
   PLAIT_TRY(ModelConfig model, source ? Result<ModelConfig>(source->config) : new_model(f, data));
   PLAIT_TRY(ChosenSchedule chosen, choose_schedule(f.schedule, model));
   PLAIT_TRY(std::optional<VerifiedProgram> other, choose_other(f.schedule, chosen.program, model));
@@ -70,7 +104,10 @@ Result<int> run(TrainFlags& f, const FlagSet& flags) {
             slice_lengths(f.schedule, chosen.program.program().layout, model, data.rows.row_size - 1));
   const double fraction = f.val_fraction >= 0 ? f.val_fraction : f.data.tokens.empty() ? kValidationFraction : 0.0;
   const Split split = split_rows(data.rows.num_rows, fraction);
-  Progress progress(f.log_every);
+  const bool leads = processes == nullptr || processes->index() == 0;
+  Progress shown(f.log_every);
+  Silence silence;
+  TrainObserver& progress = leads ? static_cast<TrainObserver&>(shown) : silence;
   if (fraction > 0 && split.num_validation == 0)
     progress.on_note(
         fmt::format("{} rows are too few to keep {} of them for validation", data.rows.num_rows, fraction));
@@ -82,14 +119,15 @@ Result<int> run(TrainFlags& f, const FlagSet& flags) {
                      .split = split,
                      .initial = source ? std::move(source->parameters) : std::map<std::string, ParameterState>()};
   progress.on_note(describe_run(job, options));
-  catch_stop_signals();
+  processes == nullptr ? catch_stop_signals() : catch_job_signals();
   const Result<TrainSummary> summary = train(job, options, progress, &stop_requested);
-  progress.finish();
+  shown.finish();
   if (!summary) return summary.error();
-  PLAIT_TRY_VOID(
-      print_summary(job, options, *summary,
-                    {.sample_tokens = data.tokenizer ? f.sample_tokens : 0, .seed = f.seed, .format = f.format},
-                    data.tokenizer.get()));
+  if (leads)
+    PLAIT_TRY_VOID(
+        print_summary(job, options, *summary,
+                      {.sample_tokens = data.tokenizer ? f.sample_tokens : 0, .seed = f.seed, .format = f.format},
+                      data.tokenizer.get()));
   return summary->interrupted ? exit_code(ErrorCode::kInterrupted) : 0;
 }
 
@@ -108,7 +146,17 @@ Result<int> train_command(int argc, const char* const* argv) {
     std::fputs(flags.config_json().c_str(), stdout);
     return 0;
   }
-  return run(f, flags);
+  if (is_to_launch(f.job)) {
+    PLAIT_TRY_VOID(check_launch(f));
+    return launch_job(f.job, argc, argv);
+  }
+  PLAIT_TRY(const std::shared_ptr<JobProcesses> processes, join_if_started(f.job, f.timeout));
+  if (processes == nullptr) return run(f, flags, processes);
+  Result<int> result = run(f, flags, processes);
+  if (result)
+    if (const Result<> left = processes->leave(); !left) result = left.error();
+  if (!result) fail_job(*processes, result.error());
+  return result;
 }
 
 }  // namespace plait::cli

@@ -44,6 +44,7 @@ Result<> check_numbers(const TrainFlags& f) {
   if (f.val_fraction >= 1) return refuse(fmt::format("--val-fraction {}: must lie in [0, 1)", f.val_fraction));
   if (f.mlp_chunk < 0) return refuse(fmt::format("--mlp-chunk {}: must not be negative", f.mlp_chunk));
   if (f.loss_chunk < 0) return refuse(fmt::format("--loss-chunk {}: must not be negative", f.loss_chunk));
+  PLAIT_TRY_VOID(check_launch(f));
   if (!(f.timeout > 0)) return refuse(fmt::format("--timeout {}: must be positive", f.timeout));
   if (f.profile_step < 0) return refuse(fmt::format("--profile-step {}: must not be negative", f.profile_step));
   if (f.warmup < 0 || f.eval_every < 0 || f.checkpoint_every < 0 || f.keep < 0 || f.log_every < 0 ||
@@ -66,6 +67,7 @@ void TrainFlags::add_to(FlagSet& flags) {
   flags.add_choice("Model", "--dtype", dtype, {"fp32", "bf16", "fp64"},
                    "compute type; bf16 keeps fp32 weights and gradients");
   schedule.add_to(flags);
+  job.add_to(flags);
   schedule.add_compare_to(flags);
   flags.add("Memory", "--mlp-chunk", mlp_chunk, "TOKENS",
             "run the MLP in chunks and keep nothing of its width; 0: whole micro-batches");
@@ -105,6 +107,13 @@ void TrainFlags::add_to(FlagSet& flags) {
   flags.add("Run", "--profile-step", profile_step, "STEP", "which step that is; 0: the second of this run");
   flags.add("Run", "--sample-tokens", sample_tokens, "TOKENS", "length of the sample at the end; 0: none");
   flags.add_choice("Run", "--format", format, {"table", "json"}, "of the report at the end");
+}
+
+Result<> check_launch(const TrainFlags& f) {
+  if (f.job.processes < 0 || f.job.restarts < 0) return refuse("--processes and --restarts must not be negative");
+  if (f.job.restarts > 0 && f.job.processes == 0) return refuse("--restarts goes with --processes");
+  if (f.job.restarts > 0 && f.out.empty()) return refuse("--restarts needs --out, the folder to go on with");
+  return {};
 }
 
 ComputeType compute_type(const std::string& dtype) {

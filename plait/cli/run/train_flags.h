@@ -3,6 +3,7 @@
 #include "plait/base/result.h"
 #include "plait/cli/run/data_flags.h"
 #include "plait/cli/run/flags.h"
+#include "plait/cli/run/job.h"
 #include "plait/cli/run/model_flags.h"
 #include "plait/cli/run/schedule_choice.h"
 #include "plait/run/train/trainer.h"
@@ -17,6 +18,7 @@ struct TrainFlags {
   DataFlags data;
   ModelFlags model;
   ScheduleChoice schedule;
+  JobFlags job;
   std::string init_from;
   std::string out;
   bool resume = false;
@@ -56,6 +58,9 @@ struct TrainFlags {
 
   void add_to(FlagSet& flags);
 };
+
+/// The flags of who starts processes. \errors kInvalidArgument "train.flags"
+Result<> check_launch(const TrainFlags& flags);
 
 ComputeType compute_type(const std::string& dtype);
 

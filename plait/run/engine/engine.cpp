@@ -1,14 +1,16 @@
 #include "plait/run/engine/engine.h"
 
 #include "plait/run/engine/binding.h"
+#include "plait/run/engine/byte_stream.h"
 #include "plait/run/engine/describe.h"
 #include "plait/run/engine/engine_state.h"
+#include "plait/run/engine/lost_process.h"
 #include "plait/run/engine/memory.h"
+#include "plait/run/engine/rank_report.h"
 #include "plait/run/engine/rank_threads.h"
 #include "plait/run/engine/rank_worker.h"
 #include "plait/run/engine/step_data.h"
 
-#include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
@@ -25,7 +27,7 @@ struct ProgramRun {
   Program program;
   BoundProgram bound;
   std::unique_ptr<Transport> transport;
-  std::vector<std::unique_ptr<RankRun>> ranks;
+  std::vector<std::unique_ptr<RankRun>> ranks;  ///< null where another process runs the rank
 };
 
 Result<> check_model(const Program& program, const ModelConfig& config) {
@@ -39,15 +41,6 @@ Result<> check_model(const Program& program, const ModelConfig& config) {
                       "the program is for a model with {} head, the model has {} one", tied ? "a tied" : "an untied",
                       config.tied_head ? "a tied" : "an untied");
   return {};
-}
-
-/// Adds the bytes that one row moved to those of their kinds of value.
-void add_moved(const Row& row, const std::vector<TraceEvent>& trace, std::map<ValueKind, Bytes>& by_kind) {
-  for (std::size_t at = 0; at < row.size(); ++at) {
-    if (trace[at].moved == Bytes{0}) continue;
-    if (const Send* send = std::get_if<Send>(&row[at])) by_kind[send->value.kind()] += trace[at].moved;
-    if (const Collective* entry = std::get_if<Collective>(&row[at])) by_kind[entry->value.kind()] += trace[at].moved;
-  }
 }
 
 /// Chunks make W read weights again, which otherwise needs its stash alone: they must be there.
@@ -76,13 +69,20 @@ Result<> check_chunks(const Program& program, const StageOptions& stage) {
   return {};
 }
 
-class ThreadEngine final : public Engine {
+RankRange ranks_here(const ProcessGroup* processes, int num_ranks) {
+  return processes == nullptr ? RankRange{.begin = 0, .end = num_ranks}
+                              : ranks_of_process(processes->index(), processes->size(), num_ranks);
+}
+
+class RankEngine final : public Engine {
  public:
-  ThreadEngine(const ModelConfig& config, const EngineOptions& options, int num_ranks)
+  RankEngine(const ModelConfig& config, const EngineOptions& options, int num_ranks)
       : config_(config),
         options_(options),
+        processes_(options.processes.get()),
+        here_(ranks_here(processes_, num_ranks)),
         waits_(static_cast<std::size_t>(num_ranks)),
-        threads_(num_ranks),
+        threads_(RankId{here_.begin}, here_.size()),
         workers_(static_cast<std::size_t>(num_ranks)) {
     if (!options_.kernels)
       options_.kernels = [stage = options_.stage](const ModelConfig& model, PartRange parts, ParameterSet& parameters) {
@@ -91,7 +91,7 @@ class ThreadEngine final : public Engine {
     for (const ParameterSpec& spec : parameter_specs(config_)) parameter_order_.push_back(spec.name);
     std::sort(parameter_order_.begin(), parameter_order_.end());
   }
-  ~ThreadEngine() override {
+  ~RankEngine() override {
     // What a rank allocated goes back to its own cache.
     threads_.run([&](RankId rank) {
       if (main_ && rank.index() < main_->ranks.size()) main_->ranks[rank.index()].reset();
@@ -99,8 +99,8 @@ class ThreadEngine final : public Engine {
       workers_[rank.index()].reset();
     });
   }
-  ThreadEngine(const ThreadEngine&) = delete;
-  ThreadEngine& operator=(const ThreadEngine&) = delete;
+  RankEngine(const RankEngine&) = delete;
+  RankEngine& operator=(const RankEngine&) = delete;
 
   Result<> set_up(Program program) {
     PLAIT_TRY_VOID(check_model(program, config_));
@@ -138,29 +138,19 @@ class ThreadEngine final : public Engine {
     return {};
   }
 
-  [[nodiscard]] std::map<std::string, ParameterState> save() const override {
-    std::map<std::string, ParameterState> state;
-    for (const auto& worker : workers_) save_rank(*worker, state);
-    return state;
+  [[nodiscard]] Result<std::map<std::string, ParameterState>> save() const override {
+    PLAIT_TRY(const std::vector<HeldPart> parts, parts_of_all(&held_state));
+    return merge_state(parts);
   }
 
-  [[nodiscard]] std::map<std::string, at::Tensor> last_gradients() const override {
-    std::map<std::string, at::Tensor> gradients;
-    for (const auto& worker : workers_) save_gradients(*worker, gradients);
-    return gradients;
+  [[nodiscard]] Result<std::map<std::string, at::Tensor>> last_gradients() const override {
+    PLAIT_TRY(const std::vector<HeldPart> parts, parts_of_all(&held_gradients));
+    return merge_gradients(parts);
   }
 
-  [[nodiscard]] std::vector<std::string> diverged_copies() const override {
-    std::vector<std::string> names;
-    std::map<std::string, at::Tensor> first;
-    for (const auto& worker : workers_) {
-      for (const auto& [name, parameter] : worker->parameters().by_name()) {
-        if (parameter.master.numel() != whole_size(parameter)) continue;  // a shard has no copies
-        const auto [at, is_new] = first.try_emplace(name, parameter.master);
-        if (!is_new && !at::equal(at->second, parameter.master)) names.push_back(name);
-      }
-    }
-    return names;
+  [[nodiscard]] Result<std::vector<std::string>> diverged_copies() const override {
+    PLAIT_TRY(const std::vector<HeldPart> parts, parts_of_all(&held_state));
+    return diverged(parts);
   }
 
   Result<StepResult> train_step(const std::vector<Microbatch>& microbatches, double learning_rate) override {
@@ -168,22 +158,18 @@ class ThreadEngine final : public Engine {
       return make_error(ErrorCode::kInvalidArgument, "engine.forward_only",
                         "the program has forwards only; it cannot train");
     PLAIT_TRY(StepData data, cut_microbatches(microbatches, main_->program.layout, config_, options_));
-    const Clock::time_point start = Clock::now();
+    Clock::time_point start = Clock::now();
     PLAIT_TRY_VOID(run(*main_, std::move(data.slices), learning_rate, start));
     StepResult result{.valid_tokens = data.valid_tokens,
                       .duration = Nanos{std::chrono::nanoseconds(Clock::now() - start).count()}};
-    result.loss = loss_sum(*main_) / static_cast<double>(data.valid_tokens);
-    result.grad_norm = main_->bound.has_norm ? main_->ranks.front()->grad_norm : unreduced_norm();
-    for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
-      const RankRun& ran = *main_->ranks[rank];
-      result.trace.push_back(ran.trace);
-      result.peak_bytes.push_back(workers_[rank]->account().peak());
-      result.bytes_moved.push_back(ran.moved);
-      result.peak_stashes.push_back(ran.peak_stashes);
-      add_moved(main_->program.rows[rank], ran.trace, result.moved_by_kind);
-      result.kernels.push_back(workers_[rank]->take_counts());
-      if (recording_ == Recording::kKernels) result.kernel_events.push_back(workers_[rank]->log().events());
-    }
+    PLAIT_TRY(std::vector<RankReport> reports, reports_of_all(*main_));
+    Totals totals;
+    if (!reports.empty()) totals = {.loss_sum = loss_sum(reports), .grad_norm = reports.front().grad_norm};
+    if (!main_->bound.has_norm) PLAIT_TRY_VOID(add_unreduced_norm(totals));
+    PLAIT_TRY_VOID(tell_all(totals));
+    result.loss = totals.loss_sum / static_cast<double>(data.valid_tokens);
+    result.grad_norm = totals.grad_norm;
+    add_reports(main_->program, std::move(reports), result);
     return result;
   }
 
@@ -193,9 +179,13 @@ class ThreadEngine final : public Engine {
     PLAIT_TRY_VOID(set_forward(forward.program()));
     ProgramRun& program_run = main_->program == forward.program() ? *main_ : *forward_;
     PLAIT_TRY(StepData data, cut_microbatches(microbatches, program_run.program.layout, config_, options_));
-    const Clock::time_point start = Clock::now();
+    Clock::time_point start = Clock::now();
     PLAIT_TRY_VOID(run(program_run, std::move(data.slices), 0, start));
-    return EvalResult{.loss_sum = loss_sum(program_run),
+    PLAIT_TRY(const std::vector<RankReport> reports, reports_of_all(program_run));
+    Totals totals;
+    if (!reports.empty()) totals.loss_sum = loss_sum(reports);
+    PLAIT_TRY_VOID(tell_all(totals));
+    return EvalResult{.loss_sum = totals.loss_sum,
                       .valid_tokens = data.valid_tokens,
                       .duration = Nanos{std::chrono::nanoseconds(Clock::now() - start).count()}};
   }
@@ -205,7 +195,11 @@ class ThreadEngine final : public Engine {
     auto run = std::make_unique<ProgramRun>();
     run->program = std::move(program);
     PLAIT_TRY(run->bound, bind(run->program));
-    run->transport = make_in_process_transport(run->bound.routes);
+    if (processes_ == nullptr) {
+      run->transport = make_in_process_transport(run->bound.routes);
+    } else {
+      PLAIT_TRY(run->transport, processes_->open(run->bound.routes, here_));
+    }
     if (options_.wrap_transport) run->transport = options_.wrap_transport(std::move(run->transport));
     return run;
   }
@@ -242,11 +236,16 @@ class ThreadEngine final : public Engine {
     return {};
   }
 
-  Result<> run(ProgramRun& program_run, std::vector<SliceData> slices, double learning_rate, Clock::time_point start) {
+  /// \param start  set to when the ranks began, where they had to wait for other processes
+  Result<> run(ProgramRun& program_run, std::vector<SliceData> slices, double learning_rate, Clock::time_point& start) {
     if (dead_)
       return make_error(ErrorCode::kTransport, "engine.dead",
                         "the engine died of an earlier error and must be made anew: {}", dead_->message);
-    for (WaitState& wait : waits_) wait.peer.store(kAbsent);
+    for (std::int32_t rank = here_.begin; rank < here_.end; ++rank) {
+      waits_[static_cast<std::size_t>(rank)].peer.store(kAbsent);
+      waits_[static_cast<std::size_t>(rank)].position.store(0);
+    }
+    PLAIT_TRY_VOID(begin_step(program_run, start));
     const StepContext context{
         .program = &program_run.program,
         .bound = &program_run.bound,
@@ -258,7 +257,6 @@ class ThreadEngine final : public Engine {
         .timeout = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.timeout_seconds)),
         .recording = recording_,
         .waits = &waits_};
-    program_run.transport->begin_step();
     std::mutex mutex;
     std::optional<Error> first;
     const auto run_rank = [&](RankId rank) {
@@ -281,33 +279,120 @@ class ThreadEngine final : public Engine {
       threads_.run(run_rank);
     } catch (const std::exception& error) {
       dead_ = Error{.code = ErrorCode::kTransport, .rule = "engine.internal", .message = error.what()};
+      if (processes_ != nullptr) {
+        processes_->hide();
+        processes_->report(*dead_);
+      }
       throw;
     }
+    if (processes_ != nullptr) processes_->hide();
     if (!first) return {};
-    dead_ = first;
-    return *first;
+    return die(*first);
   }
 
-  /// In the order of the data, whatever ranks computed it.
-  [[nodiscard]] static double loss_sum(const ProgramRun& run) {
-    double sum = 0;
-    for (std::size_t at = 0; at < run.ranks.front()->losses.size(); ++at)
-      for (const auto& rank : run.ranks) sum += rank->losses[at];
-    return sum;
+  /// With other processes, waits until all are about to begin.
+  Result<> begin_step(ProgramRun& program_run, Clock::time_point& start) {
+    if (processes_ == nullptr) {
+      program_run.transport->begin_step();
+      return {};
+    }
+    auto board = std::make_shared<RankBoard>();
+    *board = RankBoard{.waits = &waits_,
+                       .here = here_,
+                       .explain =
+                           [this, &program_run](const LostProcess& lost) {
+                             const auto num_ranks = static_cast<int>(waits_.size());
+                             return explain_loss(program_run.program, waits_, lost,
+                                                 ranks_of_process(lost.process, processes_->size(), num_ranks), here_);
+                           },
+                       .stop = [&program_run] { program_run.transport->stop(); }};
+    processes_->show(std::move(board));
+    program_run.transport->begin_step();
+    const Result<> met = processes_->meet();
+    if (!met) {
+      processes_->hide();
+      return die(met.error());
+    }
+    start = Clock::now();
+    return {};
   }
 
-  [[nodiscard]] double unreduced_norm() const {
+  /// Of the errors of several processes the first one counts.
+  Error die(Error error) {
+    if (processes_ != nullptr) {
+      processes_->report(error);
+      error = processes_->failure().value_or(error);
+    }
+    dead_ = error;
+    return error;
+  }
+
+  /// What all processes know of a step.
+  struct Totals {
+    double loss_sum = 0;
+    double grad_norm = 0;
+  };
+
+  /// From process 0 to all.
+  Result<> tell_all(Totals& totals) {
+    if (processes_ == nullptr) return {};
+    auto told = processes_->broadcast(ByteWriter().put(totals).take());
+    if (!told) return die(told.error());
+    totals = ByteReader(*told).get<Totals>();
+    return {};
+  }
+
+  Result<std::vector<RankReport>> reports_of_all(const ProgramRun& program_run) {
+    std::vector<RankReport> reports;
+    for (std::int32_t rank = here_.begin; rank < here_.end; ++rank) {
+      const auto at = static_cast<std::size_t>(rank);
+      const RankRun& ran = *program_run.ranks[at];
+      reports.push_back({.losses = ran.losses,
+                         .grad_norm = ran.grad_norm,
+                         .trace = ran.trace,
+                         .peak = workers_[at]->account().peak(),
+                         .moved = ran.moved,
+                         .peak_stashes = ran.peak_stashes,
+                         .kernels = workers_[at]->take_counts(),
+                         .kernel_events = {}});
+      if (recording_ == Recording::kKernels) reports.back().kernel_events = workers_[at]->log().events();
+    }
+    if (processes_ == nullptr) return reports;
+    auto encoded = processes_->gather(encode(reports));
+    if (!encoded) return die(encoded.error());
+    reports.clear();
+    for (const std::string& bytes : *encoded) decode(bytes, reports);
+    return reports;
+  }
+
+  /// Parts of all ranks in their order, on process 0; where there is one process, the ranks' own tensors.
+  Result<std::vector<HeldPart>> parts_of_all(std::vector<HeldPart> (*parts_of)(const RankWorker&)) const {
+    std::vector<HeldPart> parts;
+    for (std::int32_t rank = here_.begin; rank < here_.end; ++rank)
+      for (HeldPart& part : parts_of(*workers_[static_cast<std::size_t>(rank)])) parts.push_back(std::move(part));
+    if (processes_ == nullptr) return parts;
+    PLAIT_TRY(const std::vector<std::string> encoded, processes_->gather(encode(parts)));
+    parts.clear();
+    for (const std::string& bytes : encoded) decode(bytes, parts);
+    return parts;
+  }
+
+  Result<> add_unreduced_norm(Totals& totals) const {
+    PLAIT_TRY(const auto gradients, last_gradients());
     double sum = 0;
-    for (const auto& [name, gradient] : last_gradients()) sum += square_sum(gradient);
-    return std::sqrt(sum);
+    for (const auto& [name, gradient] : gradients) sum += square_sum(gradient);
+    totals.grad_norm = std::sqrt(sum);
+    return {};
   }
 
   ModelConfig config_;
   EngineOptions options_;
+  ProcessGroup* processes_;  ///< null: this process runs all ranks
+  RankRange here_;
   std::vector<std::string> parameter_order_;
   std::vector<WaitState> waits_;
   mutable RankThreads threads_;
-  std::vector<std::unique_ptr<RankWorker>> workers_;
+  std::vector<std::unique_ptr<RankWorker>> workers_;  ///< null where another process runs the rank
   std::unique_ptr<ProgramRun> main_;
   std::unique_ptr<ProgramRun> forward_;  ///< the last other program of eval_step
   Recording recording_ = Recording::kOff;
@@ -321,9 +406,14 @@ Result<std::unique_ptr<Engine>> Engine::create(const VerifiedProgram& program, c
   if (!(options.timeout_seconds > 0))
     return make_error(ErrorCode::kInvalidArgument, "engine.timeout", "the timeout is {} s; it should be positive",
                       options.timeout_seconds);
+  const int num_ranks = program.program().layout.num_ranks;
+  if (options.processes != nullptr && options.processes->size() > num_ranks)
+    return make_error(ErrorCode::kInvalidArgument, "engine.processes",
+                      "{} processes for {} ranks; start at most as many processes as ranks", options.processes->size(),
+                      num_ranks);
   install_accounting_allocator();
   try {
-    auto engine = std::make_unique<ThreadEngine>(config, options, program.program().layout.num_ranks);
+    auto engine = std::make_unique<RankEngine>(config, options, num_ranks);
     PLAIT_TRY_VOID(engine->set_up(program.program()));
     return std::unique_ptr<Engine>(std::move(engine));
   } catch (const InternalError&) {

@@ -3,6 +3,7 @@
 #include "plait/base/ids.h"
 #include "plait/base/result.h"
 #include "plait/ir/program.h"
+#include "plait/run/engine/process_group.h"
 #include "plait/run/engine/stage_kernels.h"
 #include "plait/run/engine/transport.h"
 #include "plait/run/model/config.h"
@@ -46,7 +47,10 @@ struct EngineOptions {
   /// there is no target. None: a row is one document. Not for programs that cut sequences.
   std::optional<std::int64_t> document_end;
   TransportWrapper
-      wrap_transport;     ///< puts an emulated link or a test's fault in front of the transport; none = as it is
+      wrap_transport;  ///< puts an emulated link or a test's fault in front of the transport; none = as it is
+  /// The processes that run the program's ranks together, each its share; none: this process runs all. All make the same
+  /// calls with the same arguments.
+  std::shared_ptr<ProcessGroup> processes;
   StageOptions stage;     ///< chunks of the model's own kernels
   KernelFactory kernels;  ///< none = the model's own; benchmarks and tests bring others
 };
@@ -71,6 +75,7 @@ struct TraceEvent {
   Bytes moved;  ///< bytes handed over, for sends and collectives
 };
 
+/// With several processes, what is said per rank or over all ranks is complete on process 0 and missing elsewhere.
 struct StepResult {
   double loss = 0;       ///< mean over the valid tokens of the step, before the update
   double grad_norm = 0;  ///< global norm before clipping
@@ -100,7 +105,10 @@ struct ParameterState {
   std::map<std::string, at::Tensor> moments;  ///< "exp_avg", "exp_avg_sq" for AdamW; empty for SGD
 };
 
-/// Executes a verified program with one thread per rank. Interprets instructions only: no schedule is known here.
+/// Executes a verified program with one thread per rank, in one process or several. Interprets instructions only: no
+/// schedule is known here.
+///
+/// With several processes every call is a call of all; what is returned by name is complete on process 0, empty elsewhere.
 class Engine {
  public:
   static Result<std::unique_ptr<Engine>> create(const VerifiedProgram& program, const ModelConfig& config,
@@ -114,7 +122,8 @@ class Engine {
   /// Sets weights (and moments) by name; every name of the model must be there, none else.
   virtual Result<> load(const std::map<std::string, ParameterState>& state, std::int64_t steps_done) = 0;
   /// Copies of everything, whole tensors by name.
-  [[nodiscard]] virtual std::map<std::string, ParameterState> save() const = 0;
+  /// \errors those of the process group
+  [[nodiscard]] virtual Result<std::map<std::string, ParameterState>> save() const = 0;
 
   /// One training step over exactly num_microbatches micro-batches.
   /// \errors kTransport, kTimeout with rank, op, peer and waited time; the engine is dead afterwards
@@ -127,9 +136,9 @@ class Engine {
   virtual Result<EvalResult> eval_step(const VerifiedProgram& forward, const std::vector<Microbatch>& microbatches) = 0;
   /// Gradients of the last train_step by name, summed over uses and before clipping (where clipping scaled them, the
   /// scale is divided out again: exact to one rounding). Valid until the next step.
-  [[nodiscard]] virtual std::map<std::string, at::Tensor> last_gradients() const = 0;
+  [[nodiscard]] virtual Result<std::map<std::string, at::Tensor>> last_gradients() const = 0;
   /// Tensors of which two ranks hold copies that differ in some bit: always none, unless something is broken.
-  [[nodiscard]] virtual std::vector<std::string> diverged_copies() const = 0;
+  [[nodiscard]] virtual Result<std::vector<std::string>> diverged_copies() const = 0;
 };
 
 }  // namespace plait

@@ -1,11 +1,16 @@
 #include "plait/run/engine/engine_state.h"
 
+#include "plait/base/check.h"
+#include "plait/run/engine/byte_stream.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -33,23 +38,20 @@ at::Tensor held_part(const at::Tensor& whole, const Parameter& parameter) {
   return whole.reshape(-1).narrow(0, parameter.begin, parameter.master.numel()).view(parameter.master.sizes());
 }
 
-/// Writes what the rank holds into the whole, which is made where it is not there yet.
-void put_part(at::Tensor& whole, const Parameter& parameter, const at::Tensor& part) {
-  if (!whole.defined()) whole = at::empty(parameter.shape, part.options());
-  held_part(whole, parameter).copy_(part);
+std::int64_t product(const std::vector<std::int64_t>& shape) {
+  std::int64_t size = 1;
+  for (const std::int64_t extent : shape) size *= extent;
+  return size;
 }
 
-bool is_whole(const Parameter& parameter) {
-  return parameter.master.numel() == whole_size(parameter);
+/// Writes a part into the whole, which is made where it is not there yet. A whole that is there stays.
+void put_part(at::Tensor& whole, const HeldPart& held) {
+  if (whole.defined() && held.part.numel() == product(held.shape)) return;
+  if (!whole.defined()) whole = at::empty(held.shape, held.part.options());
+  whole.view(-1).narrow(0, held.begin, held.part.numel()).copy_(held.part.reshape(-1));
 }
 
 }  // namespace
-
-std::int64_t whole_size(const Parameter& parameter) {
-  std::int64_t size = 1;
-  for (const std::int64_t extent : parameter.shape) size *= extent;
-  return size;
-}
 
 Result<> check_state(const std::map<std::string, ParameterState>& state, const ModelConfig& config,
                      OptimizerKind optimizer) {
@@ -93,26 +95,83 @@ void load_rank(RankWorker& worker, const std::map<std::string, ParameterState>& 
   worker.parameters().refresh_compute();
 }
 
-void save_rank(const RankWorker& worker, std::map<std::string, ParameterState>& state) {
+std::vector<HeldPart> held_state(const RankWorker& worker) {
+  std::vector<HeldPart> parts;
   for (const auto& [name, parameter] : worker.parameters().by_name()) {
-    const auto [at, is_new] = state.try_emplace(name);
-    if (!is_new && is_whole(parameter)) continue;
-    put_part(at->second.master, parameter, parameter.master);
+    const auto add = [&](const char* what, const at::Tensor& part) {
+      parts.push_back({.name = name, .what = what, .shape = parameter.shape, .begin = parameter.begin, .part = part});
+    };
+    add("", parameter.master);
     if (worker.optimizer() == nullptr) continue;
     const Moments moments = worker.optimizer()->moments(parameter);
     if (!moments.exp_avg.defined()) continue;
-    put_part(at->second.moments[kExpAvg], parameter, moments.exp_avg);
-    put_part(at->second.moments[kExpAvgSq], parameter, moments.exp_avg_sq);
+    add(kExpAvg, moments.exp_avg);
+    add(kExpAvgSq, moments.exp_avg_sq);
+  }
+  return parts;
+}
+
+std::vector<HeldPart> held_gradients(const RankWorker& worker) {
+  std::vector<HeldPart> parts;
+  for (const auto& [name, parameter] : worker.parameters().by_name()) {
+    at::Tensor gradient = parameter.grads.front();
+    if (worker.clip_factor() < 1) gradient = gradient.div(worker.clip_factor());
+    parts.push_back({.name = name, .what = {}, .shape = parameter.shape, .begin = parameter.begin, .part = gradient});
+  }
+  return parts;
+}
+
+std::string encode(const std::vector<HeldPart>& parts) {
+  ByteWriter out;
+  out.put(parts.size());
+  for (const HeldPart& held : parts) {
+    const at::Tensor part = held.part.contiguous();
+    out.put_bytes(held.name).put_bytes(held.what).put_list(held.shape).put(held.begin).put(part.scalar_type());
+    out.put_list(part.sizes().vec()).put_bytes({static_cast<const char*>(part.const_data_ptr()), part.nbytes()});
+  }
+  return out.take();
+}
+
+void decode(std::string_view bytes, std::vector<HeldPart>& parts) {
+  ByteReader in(bytes);
+  for (auto left = in.get<std::size_t>(); left > 0; --left) {
+    HeldPart& held = parts.emplace_back();
+    held.name = in.get_bytes();
+    held.what = in.get_bytes();
+    held.shape = in.get_list<std::int64_t>();
+    held.begin = in.get<std::int64_t>();
+    const auto type = in.get<at::ScalarType>();
+    held.part = at::empty(in.get_list<std::int64_t>(), at::TensorOptions().dtype(type));
+    const std::string_view data = in.get_bytes();
+    PLAIT_CHECK(data.size() == held.part.nbytes(), "{}: {} bytes", held.name, data.size());
+    if (!data.empty()) std::memcpy(held.part.mutable_data_ptr(), data.data(), data.size());
   }
 }
 
-void save_gradients(const RankWorker& worker, std::map<std::string, at::Tensor>& gradients) {
-  for (const auto& [name, parameter] : worker.parameters().by_name()) {
-    const auto [at, is_new] = gradients.try_emplace(name);
-    if (!is_new && is_whole(parameter)) continue;
-    put_part(at->second, parameter, parameter.grads.front());
-    if (worker.clip_factor() < 1) held_part(at->second, parameter).div_(worker.clip_factor());
+std::map<std::string, ParameterState> merge_state(const std::vector<HeldPart>& parts) {
+  std::map<std::string, ParameterState> state;
+  for (const HeldPart& held : parts) {
+    ParameterState& parameter = state[held.name];
+    put_part(held.what.empty() ? parameter.master : parameter.moments[held.what], held);
   }
+  return state;
+}
+
+std::map<std::string, at::Tensor> merge_gradients(const std::vector<HeldPart>& parts) {
+  std::map<std::string, at::Tensor> gradients;
+  for (const HeldPart& held : parts) put_part(gradients[held.name], held);
+  return gradients;
+}
+
+std::vector<std::string> diverged(const std::vector<HeldPart>& parts) {
+  std::vector<std::string> names;
+  std::map<std::string, at::Tensor> first;
+  for (const HeldPart& held : parts) {
+    if (!held.what.empty() || held.part.numel() != product(held.shape)) continue;  // a shard has no copies
+    const auto [at, is_new] = first.try_emplace(held.name, held.part);
+    if (!is_new && !at::equal(at->second, held.part)) names.push_back(held.name);
+  }
+  return names;
 }
 
 }  // namespace plait

@@ -4,9 +4,13 @@
 #include "plait/run/engine/engine.h"
 #include "plait/run/engine/rank_worker.h"
 
+#include <ATen/core/TensorBody.h>
+
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
+#include <vector>
 
 /// Moves parameters and moments between the ranks and whole tensors by name.
 namespace plait {
@@ -15,14 +19,31 @@ namespace plait {
 Result<> check_state(const std::map<std::string, ParameterState>& state, const ModelConfig& config,
                      OptimizerKind optimizer);
 
-/// Elements of the tensor of which a rank holds all or a shard.
-std::int64_t whole_size(const Parameter& parameter);
-
 /// Copies what the rank holds, whole or a shard; moments that are not given become zero. `state` was checked.
 void load_rank(RankWorker& worker, const std::map<std::string, ParameterState>& state, std::int64_t steps_done);
 
-/// Adds copies of what no earlier rank held: whole tensors, or this rank's shards of them.
-void save_rank(const RankWorker& worker, std::map<std::string, ParameterState>& state);
-void save_gradients(const RankWorker& worker, std::map<std::string, at::Tensor>& gradients);
+/// What a rank holds of a tensor: all of it, or the elements from `begin` on.
+struct HeldPart {
+  std::string name;
+  std::string what;                 ///< a moment's name; empty for weights and gradients
+  std::vector<std::int64_t> shape;  ///< of the whole
+  std::int64_t begin = 0;
+  at::Tensor part;
+};
+
+/// Masters and moments; the tensors are the rank's own.
+std::vector<HeldPart> held_state(const RankWorker& worker);
+/// Gradients as they were before clipping.
+std::vector<HeldPart> held_gradients(const RankWorker& worker);
+
+std::string encode(const std::vector<HeldPart>& parts);
+/// Adds the parts of one process to `parts`.
+void decode(std::string_view bytes, std::vector<HeldPart>& parts);
+
+/// Whole tensors, as copies; of several copies of one, the first counts. Parts are in the order of the ranks.
+std::map<std::string, ParameterState> merge_state(const std::vector<HeldPart>& parts);
+std::map<std::string, at::Tensor> merge_gradients(const std::vector<HeldPart>& parts);
+/// Names of weights of which two copies differ in some bit.
+std::vector<std::string> diverged(const std::vector<HeldPart>& parts);
 
 }  // namespace plait

@@ -18,9 +18,11 @@ void wait_long(Doorbell& bell, const Ready& ready) {
 
 }  // namespace
 
-RankThreads::RankThreads(int num_ranks) : lanes_(static_cast<std::size_t>(num_ranks)) {
-  for (int rank = 0; rank < num_ranks; ++rank)
-    lanes_[static_cast<std::size_t>(rank)].thread = std::thread([this, rank] { loop(RankId{rank}); });
+RankThreads::RankThreads(RankId first, int num_ranks) : lanes_(static_cast<std::size_t>(num_ranks)) {
+  for (int at = 0; at < num_ranks; ++at) {
+    Lane& lane = lanes_[static_cast<std::size_t>(at)];
+    lane.thread = std::thread([this, &lane, rank = RankId{first.value() + at}] { loop(lane, rank); });
+  }
 }
 
 RankThreads::~RankThreads() {
@@ -39,11 +41,10 @@ void RankThreads::run(const std::function<void(RankId)>& job) {
     if (lane.exception) std::rethrow_exception(std::exchange(lane.exception, nullptr));
 }
 
-void RankThreads::loop(RankId rank) {
+void RankThreads::loop(Lane& lane, RankId rank) {
   pthread_setname_np(pthread_self(), fmt::format("plait-rank-{}", rank.value()).c_str());
   at::set_num_threads(1);
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  Lane& lane = lanes_[rank.index()];
   for (std::uint64_t seen = 0;;) {
     wait_long(lane.bell, [&] { return round_.load() != seen || quit_.load(); });
     if (quit_.load()) return;

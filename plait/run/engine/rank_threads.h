@@ -13,13 +13,13 @@
 
 namespace plait {
 
-/// One persistent thread per rank, each with one intra-op thread and without autograd's dispatch.
+/// One persistent thread for each of some neighbouring ranks, each with one intra-op thread and without autograd's dispatch.
 ///
-///     RankThreads threads(4);
+///     RankThreads threads(RankId{0}, 4);
 ///     threads.run([&](RankId rank) { ... });   // on all at once; returns when all are done
 class RankThreads {
  public:
-  explicit RankThreads(int num_ranks);
+  RankThreads(RankId first, int num_ranks);
   ~RankThreads();
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
@@ -33,7 +33,7 @@ class RankThreads {
     std::exception_ptr exception;
     std::thread thread;
   };
-  void loop(RankId rank);
+  void loop(Lane& lane, RankId rank);
 
   std::deque<Lane> lanes_;
   Doorbell done_bell_;

@@ -9,9 +9,9 @@
 #include "plait/run/engine/rank_group.h"
 #include "plait/run/engine/stage_kernels.h"
 #include "plait/run/engine/transport.h"
+#include "plait/run/engine/wait_state.h"
 #include "plait/run/model/kernels/timing.h"
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -19,14 +19,6 @@
 #include <vector>
 
 namespace plait {
-
-/// What a rank waits for right now, readable from other ranks: who is silent is found by following these.
-struct alignas(64) WaitState {
-  std::atomic<std::int32_t> position = 0;
-  std::atomic<std::int32_t> peer = kAbsent;
-  std::atomic<TransferId> transfer = kAbsent;  ///< that should arrive; none where it waits for something else
-  std::atomic<std::int64_t> since = 0;         ///< Clock ticks
-};
 
 /// What is the same for all ranks while one program runs once.
 struct StepContext {

@@ -1,6 +1,6 @@
 #include "plait/run/engine/row_runner.h"
 
-#include "plait/run/engine/describe.h"
+#include "plait/run/engine/lost_process.h"
 
 #include <fmt/format.h>
 
@@ -24,7 +24,9 @@ Result<> RowRunner::run() {
   run_.grad_norm = 0;
   std::fill(run_.losses.begin(), run_.losses.end(), 0.0);
   started_ = Clock::now();
+  WaitState& shown = (*context_.waits)[worker_.rank_.index()];
   for (position_ = 0; position_ < row_.instrs.size(); ++position_) {
+    shown.position.store(static_cast<std::int32_t>(position_), std::memory_order_relaxed);
     moved_ = Bytes{0};
     if (KernelLog* log = RecordingScope::current()) log->set_position(static_cast<int>(position_));
     bool goes_on = false;
@@ -50,9 +52,7 @@ Result<> RowRunner::run() {
 }
 
 std::string RowRunner::where(RankId rank, std::size_t position) const {
-  const Row& row = context_.program->rows[rank.index()];
-  if (position >= row.size()) return fmt::format("rank {}, behind its last instruction", rank.value());
-  return fmt::format("rank {}, position {}, {}", rank.value(), position, describe(row[position]));
+  return place_in_row(*context_.program, rank, position);
 }
 
 bool RowRunner::fail(ErrorCode code, std::string_view rule, const std::string& what) {
@@ -64,7 +64,6 @@ template <class Wait>
 bool RowRunner::await(RankId peer, TransferId arriving, const Wait& wait) {
   const Clock::time_point now = Clock::now();
   WaitState& state = (*context_.waits)[worker_.rank_.index()];
-  state.position.store(static_cast<std::int32_t>(position_), std::memory_order_relaxed);
   state.transfer.store(arriving, std::memory_order_relaxed);
   state.since.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   state.peer.store(peer.value(), std::memory_order_release);
@@ -122,11 +121,12 @@ Error RowRunner::timed_out() const {
   const auto position = static_cast<std::size_t>(state.position.load(std::memory_order_relaxed));
   const Clock::duration waited =
       Clock::now().time_since_epoch() - Clock::duration(state.since.load(std::memory_order_relaxed));
-  return make_error(ErrorCode::kTimeout, "engine.timeout",
-                    "{}: rank {} has been silent for {:.3f} s (limit {:.3f} s); {}", where(waiting, position),
-                    peer.value(), std::chrono::duration<double>(waited).count(),
-                    std::chrono::duration<double>(context_.timeout).count(),
-                    lost ? "it did send, so the message was lost on its way" : "see why it hangs, or allow more time");
+  const auto reached = (*context_.waits)[peer.index()].position.load(std::memory_order_relaxed);
+  return make_error(
+      ErrorCode::kTimeout, "engine.timeout", "{}: rank {} has been silent for {:.3f} s (limit {:.3f} s), at {}; {}",
+      where(waiting, position), peer.value(), std::chrono::duration<double>(waited).count(),
+      std::chrono::duration<double>(context_.timeout).count(), where(peer, static_cast<std::size_t>(reached)),
+      lost ? "it did send, so the message was lost on its way" : "see why it hangs, or allow more time");
 }
 
 bool RowRunner::await_message(TransferId transfer, Message& message) {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <span>
 
 namespace plait {
 namespace {
@@ -51,16 +50,6 @@ void sum_blocks(std::span<const at::Tensor> outs, std::span<const at::Tensor> su
   }
 }
 
-/// Each of `outs` := the sum of `summands`, in their order. Outputs may be summands.
-void sum_into(std::span<const at::Tensor> outs, std::span<const at::Tensor> summands) {
-  const at::Tensor& first = summands[0];
-  if (first.is_cpu() && first.scalar_type() == at::kFloat) return sum_blocks<float>(outs, summands);
-  if (first.is_cpu() && first.scalar_type() == at::kDouble) return sum_blocks<double>(outs, summands);
-  at::Tensor sum = first.clone();
-  for (const at::Tensor& summand : summands.subspan(1)) sum.add_(summand);
-  for (const at::Tensor& out : outs) out.copy_(sum);
-}
-
 std::vector<at::Tensor> segments_of(const MemberTensors& tensors, std::size_t t,
                                     const std::vector<std::size_t>& members, std::size_t i, std::size_t count) {
   std::vector<at::Tensor> segments;
@@ -74,7 +63,7 @@ void sum_for_all(const MemberTensors& tensors, std::size_t t, std::size_t i) {
   if (mine == holders.end() || holders.size() == 1) return;
   const auto segments =
       segments_of(tensors, t, holders, static_cast<std::size_t>(mine - holders.begin()), holders.size());
-  sum_into(segments, segments);
+  sum_in_order(segments, segments);
 }
 
 void sum_for_one(const MemberTensors& tensors, std::size_t t, std::size_t one, std::size_t i) {
@@ -82,7 +71,7 @@ void sum_for_one(const MemberTensors& tensors, std::size_t t, std::size_t one, s
   if (holders.empty()) return;
   PLAIT_CHECK(tensors[one][t].defined(), "member {} has no tensor {} to sum into", one, t);
   const at::Tensor out = segment(tensors[one][t], i, tensors.size());
-  sum_into({&out, 1}, segments_of(tensors, t, holders, i, tensors.size()));
+  sum_in_order({&out, 1}, segments_of(tensors, t, holders, i, tensors.size()));
 }
 
 void copy_from_one(const MemberTensors& tensors, std::size_t t, std::size_t one, std::size_t i) {
@@ -94,6 +83,15 @@ void copy_from_one(const MemberTensors& tensors, std::size_t t, std::size_t one,
 }
 
 }  // namespace
+
+void sum_in_order(std::span<const at::Tensor> outs, std::span<const at::Tensor> summands) {
+  const at::Tensor& first = summands[0];
+  if (first.is_cpu() && first.scalar_type() == at::kFloat) return sum_blocks<float>(outs, summands);
+  if (first.is_cpu() && first.scalar_type() == at::kDouble) return sum_blocks<double>(outs, summands);
+  at::Tensor sum = first.clone();
+  for (const at::Tensor& summand : summands.subspan(1)) sum.add_(summand);
+  for (const at::Tensor& out : outs) out.copy_(sum);
+}
 
 std::int64_t segment_begin(std::int64_t num_elements, std::size_t i, std::size_t count) {
   return static_cast<std::int64_t>(i) * num_elements / static_cast<std::int64_t>(count);

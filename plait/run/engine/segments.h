@@ -5,6 +5,7 @@
 #include <ATen/core/TensorBody.h>
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 namespace plait {
@@ -24,6 +25,9 @@ using MemberTensors = std::vector<std::vector<at::Tensor>>;
 ///   all_gather      segment i of everyone := member i's
 ///   broadcast       segment i of everyone := the root's
 void do_share(CollectiveKind kind, const MemberTensors& tensors, std::size_t root, std::size_t i);
+
+/// Each of `outs` := the sum of `summands`, in their order. Outputs may be summands.
+void sum_in_order(std::span<const at::Tensor> outs, std::span<const at::Tensor> summands);
 
 /// First flat element of segment `i` of `count`.
 std::int64_t segment_begin(std::int64_t num_elements, std::size_t i, std::size_t count);

@@ -26,7 +26,8 @@ Result<Comparison> compare_steps(Engine& own, const VerifiedProgram& other, cons
   EngineOptions other_options = options;
   if (other.program().layout.num_slices != own.program().layout.num_slices) other_options.slice_lengths.clear();
   PLAIT_TRY(const std::unique_ptr<Engine> engine, Engine::create(other, model, other_options));
-  PLAIT_TRY_VOID(engine->load(own.save(), 1));
+  PLAIT_TRY(const auto state, own.save());
+  PLAIT_TRY_VOID(engine->load(state, 1));
   std::vector<StepResult> own_steps;
   std::vector<StepResult> other_steps;
   for (int step = 0; step <= kComparedSteps; ++step) {

@@ -2,6 +2,7 @@
 
 #include "plait/base/files.h"
 #include "plait/ir/text.h"
+#include "plait/run/train/agreement.h"
 #include "plait/run/train/batches.h"
 #include "plait/run/train/durable_file.h"
 #include "plait/run/train/evaluate.h"
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -50,20 +52,24 @@ class Run {
       : job_(job),
         options_(options),
         observer_(observer),
+        processes_(options.engine.processes.get()),
+        leads_(processes_ == nullptr || processes_->index() == 0),
         sampler_(std::max<std::int64_t>(1, job.split.num_train), options.seed, options.order) {}
 
   Result<TrainSummary> go(const std::function<bool()>& stop_requested) {
-    PLAIT_TRY_VOID(check_inputs());
-    PLAIT_TRY_VOID(find_start());
-    PLAIT_TRY_VOID(find_profiled_step());
-    PLAIT_TRY_VOID(check_space());
+    PLAIT_TRY_VOID(together(check_inputs()));
+    PLAIT_TRY_VOID(together(find_start()));
+    PLAIT_TRY_VOID(together(find_profiled_step()));
+    if (processes_ != nullptr) PLAIT_TRY_VOID(agree(*processes_, facts_of(job_, options_, state_)));
+    PLAIT_TRY_VOID(together(leads_ ? check_space() : Result<>()));
     PLAIT_TRY_VOID(make_engine());
-    PLAIT_TRY(MetricsLog log, open_folder());
+    PLAIT_TRY_VOID(together(leads_ ? open_folder() : Result<>()));
     observer_.on_start(state_.step + 1, options_.steps);
     while (state_.step < options_.steps && !summary_.interrupted) {
-      PLAIT_TRY_VOID(do_step(log));
-      summary_.interrupted = stop_requested() && state_.step < options_.steps;
-      if (summary_.interrupted || checkpoint_due()) PLAIT_TRY_VOID(save(log));
+      PLAIT_TRY_VOID(do_step());
+      PLAIT_TRY(const bool stops, any(stop_requested()));
+      summary_.interrupted = stops && state_.step < options_.steps;
+      if (summary_.interrupted || checkpoint_due()) PLAIT_TRY_VOID(save());
     }
     if (!summary_.val_loss && !summary_.interrupted && job_.split.num_validation > 0) {
       PLAIT_TRY(summary_.val_loss, validate());
@@ -74,16 +80,21 @@ class Run {
  private:
   Result<> check_inputs() const;
   Result<> find_start();
+  Result<CheckpointSearch> find_for_all() const;
   Result<> find_profiled_step();
   Result<> check_identity(const Checkpoint& checkpoint, const fs::path& path) const;
   Result<> check_space() const;
   Result<> make_engine();
-  Result<MetricsLog> open_folder() const;
-  Result<> do_step(MetricsLog& log);
+  Result<> open_folder();
+  Result<> do_step();
   Result<double> validate();
-  Result<> save(MetricsLog& log);
+  Result<> save();
   Result<> write_profile(const StepResult& step);
   Result<TrainSummary> finish();
+  Result<> together(const Result<>& mine) const;
+  [[nodiscard]] Result<bool> any(bool mine) const {
+    return processes_ == nullptr ? Result<bool>(mine) : processes_->any(mine);
+  }
   [[nodiscard]] std::int64_t rows_per_step() const {
     return job_.program.program().layout.num_microbatches * options_.microbatch_size;
   }
@@ -95,11 +106,14 @@ class Run {
   const TrainJob& job_;
   const TrainOptions& options_;
   TrainObserver& observer_;
+  ProcessGroup* processes_;  ///< null: there is one
+  bool leads_;               ///< this process writes
   Sampler sampler_;
   RunState state_;
   std::int64_t profiled_step_ = 0;  ///< that records its kernels; 0: none
   std::optional<Checkpoint> resumed_;
   std::unique_ptr<Engine> engine_;
+  std::optional<MetricsLog> log_;  ///< none where another process writes
   TrainSummary summary_;
   std::int64_t tokens_now_ = 0;
   double seconds_now_ = 0;
@@ -147,7 +161,7 @@ Result<> Run::find_start() {
                           options_.out.string(), name);
     return {};
   }
-  const CheckpointSearch search = find_checkpoint(options_.out);
+  PLAIT_TRY(const CheckpointSearch search, find_for_all());
   for (const std::string& note : search.notes) observer_.on_note(note);
   if (!search.newest) {
     observer_.on_note(
@@ -161,6 +175,25 @@ Result<> Run::find_start() {
   summary_.checkpoint = *search.newest;
   observer_.on_note(fmt::format("resuming behind step {} from {}", state_.step, search.newest->string()));
   return {};
+}
+
+/// Fails on all processes if it fails on one, with the same words.
+Result<> Run::together(const Result<>& mine) const {
+  if (processes_ == nullptr) return mine;
+  PLAIT_TRY(const std::vector<std::string> all, processes_->gather(mine ? std::string() : encode(mine.error())));
+  const auto first = std::find_if(all.begin(), all.end(), [](const std::string& error) { return !error.empty(); });
+  PLAIT_TRY(const std::string told, processes_->broadcast(first == all.end() ? std::string() : *first));
+  return told.empty() ? Result<>() : Result<>(decode_error(told));
+}
+
+/// Process 0 looks, so that all go on from the same one.
+Result<CheckpointSearch> Run::find_for_all() const {
+  CheckpointSearch search;
+  if (leads_) search = find_checkpoint(options_.out);
+  if (processes_ == nullptr) return search;
+  PLAIT_TRY(const std::string newest, processes_->broadcast(search.newest ? search.newest->string() : ""));
+  if (!newest.empty()) search.newest = newest;
+  return search;
 }
 
 Result<> Run::find_profiled_step() {
@@ -229,7 +262,7 @@ Result<> Run::make_engine() {
   return {};
 }
 
-Result<MetricsLog> Run::open_folder() const {
+Result<> Run::open_folder() {
   std::error_code ec;
   const bool made_here = !fs::exists(options_.out, ec);
   const auto open = [&]() -> Result<MetricsLog> {
@@ -239,11 +272,15 @@ Result<MetricsLog> Run::open_folder() const {
     return MetricsLog::open(options_.out / "metrics.jsonl", state_.step);
   };
   Result<MetricsLog> log = open();
-  if (!log && made_here) fs::remove_all(options_.out, ec);
-  return log;
+  if (log) {
+    log_.emplace(*std::move(log));
+    return {};
+  }
+  if (made_here) fs::remove_all(options_.out, ec);
+  return log.error();
 }
 
-Result<> Run::do_step(MetricsLog& log) {
+Result<> Run::do_step() {
   const auto start = Clock::now();
   const auto microbatches = step_microbatches(job_.rows, sampler_, state_.samples,
                                               job_.program.program().layout.num_microbatches, options_.microbatch_size);
@@ -287,10 +324,10 @@ Result<> Run::do_step(MetricsLog& log) {
                             .samples = state_.samples,
                             .epoch = state_.epoch,
                             .val_loss = summary_.val_loss};
-  if (is_profiled) PLAIT_TRY_VOID(write_profile(result));
+  if (is_profiled && leads_) PLAIT_TRY_VOID(write_profile(result));
   result.kernel_events.clear();  // the trace of the last step is without
   summary_.last_step = std::move(result);
-  PLAIT_TRY_VOID(log.append(metrics));
+  if (log_) PLAIT_TRY_VOID(log_->append(metrics));
   observer_.on_step(metrics);
   return {};
 }
@@ -303,19 +340,23 @@ Result<double> Run::validate() {
               evaluate(*engine_, *job_.forward, job_.rows, begin, end, options_.microbatch_size));
     return evaluation.loss;
   }
+  PLAIT_TRY(const auto parameters, engine_->save());
+  if (!leads_) return std::numeric_limits<double>::quiet_NaN();  // known to process 0 alone
   PLAIT_TRY(const ForwardEngine one_rank,
-            make_forward_engine(job_.model, engine_->save(), options_.engine.type, options_.engine.document_end));
+            make_forward_engine(job_.model, parameters, options_.engine.type, options_.engine.document_end));
   PLAIT_TRY(const Evaluation evaluation,
             evaluate(*one_rank.engine, one_rank.program, job_.rows, begin, end, options_.microbatch_size));
   return evaluation.loss;
 }
 
-Result<> Run::save(MetricsLog& log) {
-  PLAIT_TRY_VOID(log.sync());
-  PLAIT_TRY(
-      summary_.checkpoint,
-      write_checkpoint(options_.out, Checkpoint{.state = state_, .config = job_.model, .parameters = engine_->save()},
-                       options_.checkpoint));
+Result<> Run::save() {
+  PLAIT_TRY(auto parameters, engine_->save());
+  if (!leads_) return {};
+  PLAIT_TRY_VOID(log_->sync());
+  PLAIT_TRY(summary_.checkpoint,
+            write_checkpoint(options_.out,
+                             Checkpoint{.state = state_, .config = job_.model, .parameters = std::move(parameters)},
+                             options_.checkpoint));
   observer_.on_checkpoint(summary_.checkpoint);
   return {};
 }
@@ -330,7 +371,7 @@ Result<> Run::write_profile(const StepResult& step) {
 }
 
 Result<TrainSummary> Run::finish() {
-  if (summary_.last_step)
+  if (summary_.last_step && leads_)
     PLAIT_TRY_VOID(
         write_file(options_.out / "trace.json", trace_json(job_.program.program(), *summary_.last_step, state_.step)));
   if (job_.other && !summary_.interrupted) {

@@ -92,8 +92,12 @@ struct TrainSummary {
 /// the one that recorded its kernels.
 /// `stop_requested` is asked between steps; when it says yes a checkpoint is written and the run ends.
 ///
+/// With several processes (EngineOptions::processes) all call this, with the same job, and one that says yes stops all.
+/// Process 0 alone writes; a resumed run reads its checkpoint on all.
+///
 /// \errors kInvalidArgument and kIo before anything is written, where the inputs do not fit together; kIo "train.diverged"
-///         at a loss that is not finite; kIo at a full disk; the engine's. The newest checkpoint stays intact.
+///         at a loss that is not finite; kIo at a full disk; the engine's;
+///         kInvalidArgument "train.processes_differ", on all processes, if they were given different things. The newest checkpoint stays intact.
 Result<TrainSummary> train(const TrainJob& job, const TrainOptions& options, TrainObserver& observer,
                            const std::function<bool()>& stop_requested);
 

@@ -119,7 +119,7 @@ class Cuts : public ::testing::TestWithParam<std::tuple<ModelFamily, HeadTying>>
     ASSERT_TRUE(result) << result.error().message;
     EXPECT_NEAR(result->loss, expected_.loss, 1e-12);
     EXPECT_NEAR(result->grad_norm, expected_.grad_norm, 1e-10 * expected_.grad_norm);
-    expect_equal(engine->last_gradients(), alone_->last_gradients(), 1e-10, "gradient");
+    expect_equal(*engine->last_gradients(), *alone_->last_gradients(), 1e-10, "gradient");
     expect_equal(weights_of(*engine), weights_of(*alone_), 1e-10, "weight");
     expect_bytes(proved->program(), *result, config_);
   }

@@ -82,7 +82,7 @@ TEST_P(Documents, PackedInRowsEqualARowEach) {
     EXPECT_EQ(result->valid_tokens, expected->valid_tokens);
     EXPECT_NEAR(result->loss, expected->loss, kTolerance * expected->loss);
     EXPECT_NEAR(result->grad_norm, expected->grad_norm, kTolerance * expected->grad_norm);
-    expect_equal(engine->last_gradients(), alone->last_gradients(), kTolerance, "gradient");
+    expect_equal(*engine->last_gradients(), *alone->last_gradients(), kTolerance, "gradient");
     expect_equal(weights_of(*engine), weights_of(*alone), kTolerance, "weight");
   }
 }

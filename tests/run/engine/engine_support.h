@@ -122,7 +122,10 @@ inline void expect_equal(const std::map<std::string, at::Tensor>& result,
 
 inline std::map<std::string, at::Tensor> weights_of(const Engine& engine) {
   std::map<std::string, at::Tensor> weights;
-  for (auto& [name, state] : engine.save()) weights.emplace(name, state.master);
+  auto saved = engine.save();
+  EXPECT_TRUE(saved) << saved.error().message;
+  if (!saved) return weights;
+  for (auto& [name, state] : *saved) weights.emplace(name, state.master);
   return weights;
 }
 

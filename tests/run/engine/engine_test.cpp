@@ -293,7 +293,7 @@ TEST(Engine, StateMovesBetweenLayoutsByName) {
   const auto source =
       make_engine(program("1f1b", 4, 4, 4, HeadTying::kTied), config, {.type = ComputeType::kFloat64}, 3);
   ASSERT_TRUE(source->train_step(data_of(4, 1), 0.01));
-  const auto state = source->save();
+  const auto state = *source->save();
   EXPECT_EQ(state.size(), parameter_specs(config).size());
   for (const auto& [name, parameter] : state) EXPECT_EQ(parameter.moments.size(), 2U) << name;
   const auto next = source->train_step(data_of(4, 2), 0.01);
@@ -314,7 +314,7 @@ TEST(Engine, StateMovesBetweenLayoutsByName) {
 TEST(Engine, ABadStateIsRefusedByName) {
   const ModelConfig config = tiny_config(2, HeadTying::kUntied);
   const auto engine = make_engine(program("gpipe", 2, 1, 2), config, {});
-  const auto good = engine->save();
+  const auto good = *engine->save();
   auto missing = good;
   missing.erase("model.norm.weight");
   EXPECT_EQ(engine->load(missing, 0).error().message,
@@ -346,7 +346,7 @@ TEST_P(TiedCopies, StayBitIdenticalAndEqualOneRank) {
     ASSERT_TRUE(a && b);
     EXPECT_NEAR(a->loss, b->loss, 1e-11);
     EXPECT_NEAR(a->grad_norm, b->grad_norm, 1e-10 * b->grad_norm);
-    EXPECT_EQ(many->diverged_copies(), std::vector<std::string>());
+    EXPECT_EQ(*many->diverged_copies(), std::vector<std::string>());
   }
 }
 
@@ -382,7 +382,7 @@ TEST(Engine, SlicesMayHaveAnyLengths) {
 TEST(Engine, BFloat16KeepsMastersInFp32AndLearns) {
   EngineOptions options{.type = ComputeType::kBFloat16};
   const auto engine = make_engine(program("1f1b", 2, 4, 4), tiny_config(4, HeadTying::kUntied), options);
-  EXPECT_EQ(engine->save().at("model.norm.weight").master.scalar_type(), at::kFloat);
+  EXPECT_EQ(engine->save()->at("model.norm.weight").master.scalar_type(), at::kFloat);
   std::vector<double> losses;
   for (int step = 0; step < 10; ++step) {
     const auto result = engine->train_step(data_of(4), 0.01);

@@ -43,7 +43,7 @@ Outcome train(Engine& engine, int num_microbatches, Mask mask, StepResult& last)
     outcome.loss += last.loss;
     outcome.grad_norm = last.grad_norm;
   }
-  outcome.gradients = engine.last_gradients();
+  outcome.gradients = *engine.last_gradients();
   outcome.weights = weights_of(engine);
   return outcome;
 }

@@ -143,7 +143,7 @@ TEST_P(Fixtures, GradientsAndNorm) {
     const auto result = engine->train_step(fixture.rows, 0);
     ASSERT_TRUE(result) << result.error().message;
     EXPECT_NEAR(result->grad_norm, fixture.reference.at("grad_norm_fp64").get<double>(), 1e-10);
-    const auto gradients = engine->last_gradients();
+    const auto gradients = *engine->last_gradients();
     EXPECT_EQ(gradients.size(), grads.size());
     for (const auto& [name, gradient] : gradients) {
       ASSERT_TRUE(grads.contains(name)) << name;

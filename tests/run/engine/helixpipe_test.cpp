@@ -36,7 +36,7 @@ Outcome train(const VerifiedProgram& program, const ModelConfig& config) {
     if (!result) return outcome;
     outcome.last = *std::move(result);
   }
-  outcome.gradients = engine->last_gradients();
+  outcome.gradients = *engine->last_gradients();
   outcome.weights = weights_of(*engine);
   return outcome;
 }

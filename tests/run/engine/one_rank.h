@@ -44,7 +44,7 @@ inline Outcome train(const VerifiedProgram& program, TransportWrapper wrap) {
     outcome.loss += result->loss;
     outcome.grad_norm = result->grad_norm;
   }
-  outcome.gradients = engine->last_gradients();
+  outcome.gradients = *engine->last_gradients();
   outcome.weights = weights_of(*engine);
   return outcome;
 }

@@ -84,9 +84,9 @@ TEST_P(Placement, AnyPlaceOfAnyOpEqualsOneRank) {
     ASSERT_TRUE(result) << result.error().message;
     EXPECT_NEAR(result->loss, expected->loss, 1e-12);
     EXPECT_NEAR(result->grad_norm, expected->grad_norm, 1e-10 * expected->grad_norm);
-    expect_equal(engine->last_gradients(), alone->last_gradients(), 1e-10, "gradient");
+    expect_equal(*engine->last_gradients(), *alone->last_gradients(), 1e-10, "gradient");
     expect_equal(weights_of(*engine), weights_of(*alone), 1e-10, "weight");
-    EXPECT_EQ(engine->diverged_copies(), std::vector<std::string>());
+    EXPECT_EQ(*engine->diverged_copies(), std::vector<std::string>());
     if (HasFailure()) return;
   }
 }

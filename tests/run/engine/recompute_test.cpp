@@ -96,7 +96,7 @@ class Recomputed : public ::testing::TestWithParam<std::tuple<ModelFamily, HeadT
     if (!result) return {};
     EXPECT_NEAR(result->loss, expected_.loss, 1e-12);
     EXPECT_NEAR(result->grad_norm, expected_.grad_norm, 1e-10 * expected_.grad_norm);
-    expect_equal(engine->last_gradients(), alone_->last_gradients(), 1e-10, "gradient");
+    expect_equal(*engine->last_gradients(), *alone_->last_gradients(), 1e-10, "gradient");
     expect_equal(weights_of(*engine), weights_of(*alone_), 1e-10, "weight");
     return *std::move(result);
   }
@@ -183,7 +183,7 @@ TEST_P(RecomputedSchedule, EqualsOneRankAndRunsNoAttentionThatIsKept) {
         const auto result = again->train_step(data, 0.5);
         ASSERT_TRUE(result) << result.error().message;
         EXPECT_NEAR(result->loss, expected->loss, 1e-12);
-        expect_equal(again->last_gradients(), (*engine)->last_gradients(), 1e-10, "gradient");
+        expect_equal(*again->last_gradients(), *(*engine)->last_gradients(), 1e-10, "gradient");
         expect_equal(weights_of(*again), weights_of(**engine), 1e-10, "weight");
         const KernelCounts more = total(*result) - total(*expected);
         EXPECT_EQ(more.attention_backwards, 0);

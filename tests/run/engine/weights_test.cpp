@@ -79,8 +79,8 @@ Outcome train(const VerifiedProgram& program, const EngineOptions& options) {
     outcome.loss += result->loss;
     outcome.grad_norm = result->grad_norm;
   }
-  outcome.gradients = engine->last_gradients();
-  outcome.state = engine->save();
+  outcome.gradients = *engine->last_gradients();
+  outcome.state = *engine->save();
   return outcome;
 }
 
@@ -162,9 +162,9 @@ TEST(Weights, StateOfShardsIsInterchangeable) {
   const auto sharded = make_engine(shards, config, options);
   ASSERT_TRUE(sharded->train_step(data, kLearningRate));
   const auto alone = make_engine(one_rank(layout), config, options, /*seed=*/9);
-  ASSERT_TRUE(alone->load(sharded->save(), 1));
+  ASSERT_TRUE(alone->load(*sharded->save(), 1));
   const auto back = make_engine(shards, config, options, /*seed=*/10);
-  ASSERT_TRUE(back->load(alone->save(), 1));
+  ASSERT_TRUE(back->load(*alone->save(), 1));
   const auto expected = sharded->train_step(data, kLearningRate);
   for (Engine* engine : {alone.get(), back.get()}) {
     const auto result = engine->train_step(data, kLearningRate);

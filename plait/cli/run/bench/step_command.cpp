@@ -117,7 +117,8 @@ Result<> save_initial(const StepFlags& f, const VerifiedProgram& program, const 
   PLAIT_TRY(const auto engine, Engine::create(program, model, options));
   engine->initialize(f.seed);
   std::map<std::string, at::Tensor> weights;
-  for (const auto& [name, state] : engine->save()) weights[name] = state.master;
+  PLAIT_TRY(const auto saved, engine->save());
+  for (const auto& [name, state] : saved) weights[name] = state.master;
   return write_model_dir(f.save_model, model, weights);
 }
 

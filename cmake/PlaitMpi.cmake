@@ -1,0 +1,13 @@
+# The C interface of MPI as plait_mpi. The C++ bindings of old would only cost time at the start.
+set(MPI_CXX_SKIP_MPICXX ON)
+find_package(MPI COMPONENTS CXX)
+if(NOT MPI_CXX_FOUND)
+  message(FATAL_ERROR "MPI is not there. Run scripts/setup, or leave training over several processes out with -DPLAIT_WITH_MPI=OFF.")
+endif()
+add_library(plait_mpi INTERFACE)
+target_include_directories(plait_mpi SYSTEM INTERFACE ${MPI_CXX_INCLUDE_DIRS})
+target_compile_definitions(plait_mpi INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
+set(plait_mpi_libraries ${MPI_CXX_LIBRARIES})
+list(FILTER plait_mpi_libraries EXCLUDE REGEX "mpi_cxx")
+target_link_libraries(plait_mpi INTERFACE ${plait_mpi_libraries})
+set(PLAIT_MPIRUN ${MPIEXEC_EXECUTABLE})

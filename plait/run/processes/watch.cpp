@@ -1,0 +1,375 @@
+#include "plait/run/processes/watch.h"
+
+#include "plait/run/engine/byte_stream.h"
+#include "plait/run/processes/watch_connection.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <sstream>
+#include <utility>
+
+namespace plait {
+namespace {
+
+enum Frame : std::uint8_t {
+  kHello = 1,  ///< pass word, process, where
+  kBeat,       ///< states of the sender's ranks; from process 0 of all other processes' too
+  kFailed,     ///< an error that a process reports
+  kLost,       ///< process 0 gave a process up
+  kGoodBye,
+};
+
+/// What a beat says of one rank. Ages, since clocks differ between machines.
+struct RankBeat {
+  std::int32_t rank = 0;
+  std::int32_t position = 0;
+  std::int32_t peer = kAbsent;
+  TransferId transfer = kAbsent;
+  std::int64_t waited = 0;  ///< Clock ticks
+};
+
+constexpr std::chrono::milliseconds kGrace{500};  // for the process to end by itself behind a failure
+
+std::string own_name() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return fmt::format("{}, pid {}", host.data(), ::getpid());
+}
+
+std::string encode(const LostProcess& lost) {
+  return ByteWriter().put(lost.process).put(lost.how).put(lost.silence.count()).put_bytes(lost.where).take();
+}
+
+LostProcess decode_lost(std::string_view payload) {
+  ByteReader in(payload);
+  LostProcess lost{.process = in.get<int>(), .how = in.get<LostProcess::How>(), .where = {}};
+  lost.silence = Clock::duration(in.get<Clock::duration::rep>());
+  lost.where = in.get_bytes();
+  return lost;
+}
+
+/// Where no step runs.
+Error explain_between_steps(const LostProcess& lost) {
+  const bool gone = lost.how == LostProcess::How::kGone;
+  return make_error(gone ? ErrorCode::kTransport : ErrorCode::kTimeout,
+                    gone ? "engine.peer_gone" : "engine.peer_silent", "{} {} {:.3f} s ago; no step was running here",
+                    lost.where, gone ? "is gone: its connection ended, last heard of" : "is silent: last heard of",
+                    std::chrono::duration<double>(lost.silence).count());
+}
+
+}  // namespace
+
+Watch::Watch(int index, int size, Clock::duration timeout)
+    : index_(index),
+      size_(size),
+      timeout_(timeout),
+      interval_(std::clamp<Clock::duration>(timeout / 20, std::chrono::milliseconds(10), std::chrono::seconds(1))),
+      where_(fmt::format("process {} ({})", index, own_name())),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      peers_(static_cast<std::size_t>(size)) {}
+
+Watch::~Watch() {
+  leave();
+  if (listener_ >= 0) ::close(listener_);
+  ::close(wake_);
+}
+
+Result<std::string> Watch::listen() {
+  PLAIT_TRY(const Listener listener, open_listener());
+  listener_ = listener.socket;
+  std::random_device random;
+  password_ = fmt::format("{:08x}{:08x}", random(), random());
+  return fmt::format("{} {} {} {}", password_, listener.port, own_addresses(), where_);
+}
+
+Result<> Watch::connect(const std::string& address) {
+  std::istringstream in(address);
+  int port = 0;
+  std::string list;
+  in >> password_ >> port >> list;
+  Peer& first = peers_.front();
+  std::getline(in >> std::ws, first.where);
+  constexpr int kPatience = 3000;  // ms for each address
+  std::istringstream addresses(list);
+  for (std::string one; std::getline(addresses, one, ',');) {
+    const int socket = connect_to(one, port, kPatience);
+    if (socket < 0) continue;
+    first.connection = std::make_unique<WatchConnection>(socket);
+    first.connection->send(kHello, ByteWriter().put_bytes(password_).put(index_).put_bytes(where_).take());
+    return {};
+  }
+  return make_error(ErrorCode::kTransport, "watch.connect",
+                    "process {}: process 0 is not reached for signs of life at {} port {}", index_, list, port);
+}
+
+Result<> Watch::start() {
+  const Clock::time_point deadline = Clock::now() + std::max<Clock::duration>(timeout_, std::chrono::seconds(10));
+  int missing = index_ == 0 ? size_ - 1 : 0;
+  while (missing > 0) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    if (left.count() <= 0 || !wait_readable(listener_, static_cast<int>(left.count()))) break;
+    const int socket = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (socket < 0) continue;
+    auto connection = std::make_unique<WatchConnection>(socket);
+    int process = -1;
+    std::string where;
+    // One that says nothing, or the wrong word, is not of this job.
+    constexpr int kHelloPatience = 1000;  // ms
+    while (process < 0 && wait_readable(socket, kHelloPatience)) {
+      const bool open = connection->read([&](std::uint8_t kind, std::string_view payload) {
+        if (kind != kHello) return false;
+        ByteReader in(payload);
+        if (in.get_bytes() != password_) return false;
+        process = in.get<int>();
+        where = in.get_bytes();
+        return false;
+      });
+      if (!open) break;
+    }
+    if (process < 1 || process >= size_ || peers_[static_cast<std::size_t>(process)].connection) continue;
+    Peer& peer = peers_[static_cast<std::size_t>(process)];
+    peer.connection = std::move(connection);
+    peer.where = where;
+    --missing;
+  }
+  if (missing > 0) {
+    std::vector<int> absent;
+    for (int process = 1; process < size_; ++process)
+      if (!peers_[static_cast<std::size_t>(process)].connection) absent.push_back(process);
+    return make_error(ErrorCode::kTransport, "watch.missing", "no sign of life from process {}",
+                      fmt::join(absent, ", "));
+  }
+  for (Peer& peer : peers_) peer.heard = Clock::now();
+  thread_ = std::thread([this] { loop(); });
+  return {};
+}
+
+void Watch::wake() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof one);
+}
+
+void Watch::leave() {
+  leaving_.store(true);
+  wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Watch::show(std::shared_ptr<RankBoard> board) {
+  std::function<void()> stop = board->stop;
+  {
+    const std::lock_guard lock(board_mutex_);
+    board_ = std::move(board);
+  }
+  if (failure()) stop();
+}
+
+void Watch::hide() {
+  const std::lock_guard lock(board_mutex_);
+  board_.reset();
+}
+
+void Watch::report(const Error& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return;
+    failure_ = error;
+    failed_at_ = Clock::now();
+    reports_.push_back(error);
+  }
+  wake();
+}
+
+std::optional<Error> Watch::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Watch::set_handlers(Handlers handlers) {
+  const std::lock_guard lock(mutex_);
+  handlers_ = std::move(handlers);
+}
+
+std::string Watch::own_states() const {
+  ByteWriter out;
+  const std::lock_guard lock(board_mutex_);
+  if (board_ == nullptr) return {};
+  const std::int64_t now = Clock::now().time_since_epoch().count();
+  for (std::int32_t rank = board_->here.begin; rank < board_->here.end; ++rank) {
+    const WaitState& state = (*board_->waits)[static_cast<std::size_t>(rank)];
+    RankBeat beat{.rank = rank, .peer = state.peer.load(std::memory_order_acquire)};
+    beat.position = state.position.load(std::memory_order_relaxed);
+    beat.transfer = state.transfer.load(std::memory_order_relaxed);
+    beat.waited = now - state.since.load(std::memory_order_relaxed);
+    out.put(beat);
+  }
+  return out.take();
+}
+
+void Watch::take_states(std::string_view states) {
+  const std::lock_guard lock(board_mutex_);
+  if (board_ == nullptr) return;
+  const std::int64_t now = Clock::now().time_since_epoch().count();
+  for (ByteReader in(states); !in.done();) {
+    const auto beat = in.get<RankBeat>();
+    const bool is_known = beat.rank >= 0 && static_cast<std::size_t>(beat.rank) < board_->waits->size();
+    if (!is_known || board_->here.contains(RankId{beat.rank})) continue;
+    WaitState& state = (*board_->waits)[static_cast<std::size_t>(beat.rank)];
+    state.position.store(beat.position, std::memory_order_relaxed);
+    state.transfer.store(beat.transfer, std::memory_order_relaxed);
+    state.since.store(now - beat.waited, std::memory_order_relaxed);
+    state.peer.store(beat.peer, std::memory_order_release);
+  }
+}
+
+void Watch::send_beats() {
+  const std::string own = own_states();
+  if (index_ != 0) {
+    peers_.front().connection->send_beat(kBeat, own);
+    return;
+  }
+  std::string all = own;
+  for (const Peer& peer : peers_) all += peer.states;
+  for (const Peer& peer : peers_)
+    if (peer.connection) peer.connection->send_beat(kBeat, all);
+}
+
+void Watch::tell_others(std::uint8_t kind, const std::string& payload, int except) {
+  for (int process = 0; process < size_; ++process) {
+    const Peer& peer = peers_[static_cast<std::size_t>(process)];
+    if (peer.connection && process != except) peer.connection->send(kind, payload);
+  }
+}
+
+void Watch::send_reports() {
+  std::deque<Error> reports;
+  {
+    const std::lock_guard lock(mutex_);
+    reports.swap(reports_);
+  }
+  for (Error& error : reports) {
+    error.message = fmt::format("process {}: {}", index_, error.message);
+    tell_others(kFailed, encode(error), index_);
+  }
+}
+
+void Watch::fail(const Error& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return;
+    failure_ = error;
+    failed_at_ = Clock::now();
+    if (handlers_.say) handlers_.say(error);
+  }
+  const std::lock_guard lock(board_mutex_);
+  if (board_ != nullptr) board_->stop();
+}
+
+void Watch::lose(const LostProcess& lost) {
+  if (failure() || leaving_.load()) return;
+  if (index_ == 0) tell_others(kLost, encode(lost), lost.process);
+  Error error;
+  {
+    const std::lock_guard lock(board_mutex_);
+    error = board_ != nullptr ? board_->explain(lost) : explain_between_steps(lost);
+  }
+  fail(error);
+}
+
+bool Watch::on_frame(int process, std::uint8_t kind, std::string_view payload) {
+  Peer& peer = peers_[static_cast<std::size_t>(process)];
+  peer.heard = Clock::now();
+  switch (kind) {
+    case kBeat:
+      peer.states = payload;
+      take_states(payload);
+      return true;
+    case kFailed:
+      if (index_ == 0) tell_others(kFailed, std::string(payload), process);
+      fail(decode_error(payload));
+      return true;
+    case kLost: lose(decode_lost(payload)); return true;
+    case kGoodBye: peer.left = true; return true;
+    default: return true;
+  }
+}
+
+void Watch::read_peer(int process) {
+  Peer& peer = peers_[static_cast<std::size_t>(process)];
+  const bool open = peer.connection->read(
+      [&](std::uint8_t kind, std::string_view payload) { return on_frame(process, kind, payload); });
+  if (open) return;
+  const bool left = peer.left;
+  const LostProcess lost{
+      .process = process, .how = LostProcess::How::kGone, .where = peer.where, .silence = Clock::now() - peer.heard};
+  peer.connection.reset();
+  if (!left) lose(lost);
+}
+
+void Watch::look_for_silence() {
+  const Clock::time_point now = Clock::now();
+  for (int process = 0; process < size_; ++process) {
+    Peer& peer = peers_[static_cast<std::size_t>(process)];
+    if (!peer.connection || peer.left || now - peer.heard < timeout_) continue;
+    lose({.process = process, .how = LostProcess::How::kSilent, .where = peer.where, .silence = now - peer.heard});
+  }
+}
+
+void Watch::loop() {
+  pthread_setname_np(pthread_self(), "plait-watch");
+  Clock::time_point next_beat = Clock::now();
+  while (!leaving_.load()) {
+    std::vector<pollfd> waiting{{.fd = wake_, .events = POLLIN, .revents = 0}};
+    std::vector<int> processes;
+    for (int process = 0; process < size_; ++process) {
+      const Peer& peer = peers_[static_cast<std::size_t>(process)];
+      if (!peer.connection) continue;
+      const auto events = static_cast<short>(POLLIN | (peer.connection->has_unsent() ? POLLOUT : 0));
+      waiting.push_back({.fd = peer.connection->socket(), .events = events, .revents = 0});
+      processes.push_back(process);
+    }
+    const auto rest = std::chrono::ceil<std::chrono::milliseconds>(next_beat - Clock::now());
+    ::poll(waiting.data(), waiting.size(), static_cast<int>(std::max<std::int64_t>(rest.count(), 0)));
+    std::uint64_t rings = 0;
+    [[maybe_unused]] const ssize_t heard = ::read(wake_, &rings, sizeof rings);
+    // A process that was stopped itself first hears what came meanwhile, then judges who is silent.
+    for (const int process : processes) {
+      WatchConnection* connection = peers_[static_cast<std::size_t>(process)].connection.get();
+      connection->flush();
+      read_peer(process);
+    }
+    send_reports();
+    if (Clock::now() >= next_beat) {
+      send_beats();
+      next_beat = Clock::now() + interval_;
+    }
+    look_for_silence();
+    std::function<void(const Error&)> end;
+    std::optional<Error> failed;
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_ && Clock::now() - failed_at_ > kGrace) std::swap(end, handlers_.end);
+      failed = failure_;
+    }
+    if (end) end(*failed);
+  }
+  send_reports();
+  tell_others(kGoodBye, {}, index_);
+  for (Peer& peer : peers_) {
+    constexpr int kFlushPatience = 100;  // ms
+    if (peer.connection && peer.connection->has_unsent() && wait_writable(peer.connection->socket(), kFlushPatience))
+      peer.connection->flush();
+    peer.connection.reset();
+  }
+}
+
+}  // namespace plait

@@ -1,0 +1,361 @@
+// Runs under mpirun: programs over several processes, compared on process 0 with the same over threads, bit by bit.
+//
+//     probe grid RANKS PART PARTS   every registered schedule over RANKS ranks; the PART-th of PARTS parts of the list
+//     probe collectives             every kind, sizes small and large, with and without members that take no part
+//     probe messages                messages of many forms and sizes
+//
+// Prints "same NAME" or "differs NAME: what" a case, and "cases N" at the end; exits with 1 if anything differs.
+
+#include "plait/run/engine/rank_threads.h"
+#include "plait/run/processes/mpi_group.h"
+
+#include "tests/run/engine/engine_support.h"
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+namespace plait {
+namespace {
+
+using namespace plait::testing;
+
+constexpr int kLayers = 8;
+int num_cases = 0;
+int num_different = 0;
+
+void say(const ProcessGroup& job, const std::string& name, const std::string& difference) {
+  if (job.index() != 0) return;
+  ++num_cases;
+  num_different += difference.empty() ? 0 : 1;
+  std::printf("%s %s%s%s\n", difference.empty() ? "same" : "differs", name.c_str(), difference.empty() ? "" : ": ",
+              difference.c_str());
+}
+
+struct Outcome {
+  std::vector<double> numbers;  ///< losses and norms of the steps
+  std::map<std::string, at::Tensor> gradients;
+  std::map<std::string, ParameterState> state;
+  StepResult last;
+  EvalResult eval;
+};
+
+ModelConfig config_of(bool wide, HeadTying tying) {
+  ModelConfig config = tiny_config(kLayers, tying);
+  if (!wide) return config;
+  config.hidden_size = 64;
+  config.ffn_size = 96;
+  config.head_dim = 16;
+  return config;
+}
+
+Result<Outcome> train(const VerifiedProgram& program, const ModelConfig& config, const EngineOptions& options) {
+  const int num_microbatches = program.program().layout.num_microbatches;
+  PLAIT_TRY(const auto engine, Engine::create(program, config, options));
+  engine->initialize(1);
+  Outcome outcome;
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    const auto mask = static_cast<Mask>(step);
+    PLAIT_TRY(outcome.last,
+              engine->train_step(make_data(num_microbatches, 2, 13, config.vocab_size, mask, 50 + step), 0.05));
+    outcome.numbers.push_back(outcome.last.loss);
+    outcome.numbers.push_back(outcome.last.grad_norm);
+  }
+  PLAIT_TRY(outcome.gradients, engine->last_gradients());
+  PLAIT_TRY(outcome.state, engine->save());
+  PLAIT_TRY(const auto diverged, engine->diverged_copies());
+  outcome.numbers.push_back(static_cast<double>(diverged.size()));
+  return outcome;
+}
+
+std::string difference_of(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b) {
+  if (a.size() != b.size()) return fmt::format("{} tensors, {} expected", a.size(), b.size());
+  for (const auto& [name, tensor] : b)
+    if (!a.contains(name) || !at::equal(a.at(name), tensor)) return name;
+  return {};
+}
+
+std::map<std::string, at::Tensor> flat(const std::map<std::string, ParameterState>& state) {
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, parameter] : state) {
+    tensors[name] = parameter.master;
+    for (const auto& [moment, tensor] : parameter.moments) tensors[name + "." + moment] = tensor;
+  }
+  return tensors;
+}
+
+std::string difference_of(const Outcome& a, const Outcome& b) {
+  if (a.numbers != b.numbers) return fmt::format("losses and norms: {} and {}", a.numbers.front(), b.numbers.front());
+  if (const std::string name = difference_of(a.gradients, b.gradients); !name.empty()) return "gradient " + name;
+  if (const std::string name = difference_of(flat(a.state), flat(b.state)); !name.empty()) return "state " + name;
+  if (a.last.bytes_moved != b.last.bytes_moved || a.last.moved_by_kind != b.last.moved_by_kind) return "bytes moved";
+  if (a.last.kernels != b.last.kernels) return "kernel counts";
+  if (a.last.peak_stashes != b.last.peak_stashes) return "stashes";
+  if (a.last.trace.size() != b.last.trace.size()) return "trace";
+  for (std::size_t rank = 0; rank < a.last.trace.size(); ++rank)
+    if (a.last.trace[rank].size() != b.last.trace[rank].size()) return "trace of a rank";
+  return {};
+}
+
+Result<> run_grid(const std::shared_ptr<JobProcesses>& job, int ranks, int part, int parts) {
+  int at = 0;
+  for (const ScheduleInfo* info : all_schedules()) {
+    for (const int microbatches : {2, 4, 8}) {
+      for (const auto& [chunks, slices] :
+           {std::pair<std::optional<int>, std::optional<int>>{}, {2, {}}, {{}, 2}, {2, 3}}) {
+        for (const HeadTying tying : {HeadTying::kUntied, HeadTying::kTied}) {
+          ScheduleShape shape{.ranks = ranks,
+                              .microbatches = microbatches,
+                              .chunks = chunks,
+                              .slices = slices,
+                              .layers = kLayers,
+                              .tying = tying};
+          if (!info->supports(shape)) continue;
+          if (at++ % parts != part) continue;
+          PLAIT_TRY(const VerifiedProgram program, program_of(info->name, shape));
+          if (program.program().layout.mode == Mode::kForward) continue;
+          // All combinations of widths, types and optimizers come up over the list.
+          const bool wide = at % 3 != 0;
+          EngineOptions options{.type = at % 4 == 0   ? ComputeType::kFloat64
+                                        : at % 4 == 1 ? ComputeType::kBFloat16
+                                                      : ComputeType::kFloat32,
+                                .optimizer = {.kind = at % 5 == 0 ? OptimizerKind::kSgd : OptimizerKind::kAdamW,
+                                              .clip = at % 7 == 0 ? std::nullopt : std::optional(0.25)}};
+          const std::string name = fmt::format("{} ranks {} microbatches {} chunks {} slices {} {} {} type {}",
+                                               info->name, ranks, microbatches, chunks.value_or(0), slices.value_or(0),
+                                               tying == HeadTying::kTied ? "tied" : "untied", wide ? "wide" : "narrow",
+                                               static_cast<int>(options.type));
+          EngineOptions spread = options;
+          spread.processes = job;
+          const ModelConfig config = config_of(wide, tying);
+          PLAIT_TRY(const Outcome outcome, train(program, config, spread));
+          if (job->index() != 0) continue;
+          PLAIT_TRY(const Outcome expected, train(program, config, options));
+          say(*job, name, difference_of(outcome, expected));
+        }
+      }
+    }
+  }
+  return {};
+}
+
+/// Elements that depend on member, tensor and place, and whose sums depend on their order.
+at::Tensor elements(std::int64_t size, int member, std::size_t tensor, at::ScalarType type) {
+  const at::Tensor values = at::empty({size}, at::kDouble);
+  auto* data = values.data_ptr<double>();
+  for (std::int64_t i = 0; i < size; ++i)
+    data[i] = static_cast<double>((i * 7919 + 31 * member + 977 * static_cast<int>(tensor)) % 1000) / 333.0 *
+              (member % 2 == 0 ? 1.0 : 1e5);
+  return values.to(type);
+}
+
+struct CollectiveCase {
+  CollectiveKind kind = CollectiveKind::kAllReduce;
+  std::vector<RankId> members;
+  int root = 0;
+  std::vector<std::int64_t> sizes;
+  int absent = -1;  ///< a member without the last tensor
+  at::ScalarType type = at::kFloat;
+};
+
+/// Every member's tensors behind the collective, of the ranks of this process.
+Result<std::vector<std::vector<at::Tensor>>> run_collectives(const std::vector<CollectiveCase>& cases,
+                                                             Transport& transport, RankRange here) {
+  std::vector<std::vector<at::Tensor>> results(cases.size());
+  std::vector<std::vector<std::vector<at::Tensor>>> of_rank(static_cast<std::size_t>(here.size()));
+  transport.begin_step();
+  RankThreads threads(RankId{here.begin}, here.size());
+  bool late = false;
+  threads.run([&](RankId rank) {
+    auto& mine = of_rank[rank.index() - static_cast<std::size_t>(here.begin)];
+    mine.resize(cases.size());
+    // Two at a time under way, so that their messages could mix.
+    const auto finish = [&](std::size_t c) {
+      if (mine[c].empty()) return;
+      late |= transport.finish(static_cast<CollectiveId>(c), rank, Clock::now() + std::chrono::seconds(30)) !=
+              WaitStatus::kReady;
+    };
+    for (std::size_t c = 0; c < cases.size(); ++c) {
+      const CollectiveCase& one = cases[c];
+      const auto place = std::find(one.members.begin(), one.members.end(), rank);
+      if (place != one.members.end()) {
+        for (std::size_t t = 0; t < one.sizes.size(); ++t) {
+          const bool absent = place - one.members.begin() == one.absent && t + 1 == one.sizes.size();
+          mine[c].push_back(absent ? at::Tensor() : elements(one.sizes[t], rank.value(), t, one.type));
+        }
+        transport.enter(static_cast<CollectiveId>(c), rank, mine[c]);
+      }
+      if (c > 0) finish(c - 1);
+    }
+    finish(cases.size() - 1);
+  });
+  if (late) return make_error(ErrorCode::kTimeout, "probe", "a collective did not end");
+  for (std::size_t c = 0; c < cases.size(); ++c)
+    for (const auto& mine : of_rank)
+      for (const at::Tensor& tensor : mine[c]) results[c].push_back(tensor);
+  return results;
+}
+
+Result<> check_collectives(const std::shared_ptr<JobProcesses>& job) {
+  constexpr int kRanks = 5;
+  std::vector<CollectiveCase> cases;
+  Routes routes{.num_ranks = kRanks, .transfers = {}, .collectives = {}};
+  for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kReduce, CollectiveKind::kReduceScatter,
+                                    CollectiveKind::kAllGather, CollectiveKind::kBroadcast})
+    for (const std::vector<int>& members : {std::vector{0, 1, 2, 3, 4}, {0, 4}, {1, 2, 3}, {2}})
+      for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{3}, {0, 17, 1}, {70001, 5, 1024}})
+        for (const bool absent : {false, true})
+          for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+            CollectiveCase one{.kind = kind, .members = {}, .sizes = sizes, .type = type};
+            for (const int member : members) one.members.push_back(RankId{member});
+            one.root = members.back();
+            if (absent && kind != CollectiveKind::kReduceScatter && members.size() > 1) one.absent = 0;
+            routes.collectives.push_back({.kind = kind,
+                                          .members = one.members,
+                                          .root = RankId{one.root},
+                                          .value = Value::weight_grad(GroupId{static_cast<int>(cases.size())})});
+            cases.push_back(one);
+          }
+  const RankRange here = ranks_of_process(job->index(), job->size(), kRanks);
+  PLAIT_TRY(const auto transport, job->open(routes, here));
+  const auto alone = make_in_process_transport(routes);
+  PLAIT_TRY(const auto expected, run_collectives(cases, *alone, RankRange{.begin = 0, .end = kRanks}));
+  for (int step = 0; step < 2; ++step) {
+    PLAIT_TRY_VOID(job->meet());
+    PLAIT_TRY(const auto results, run_collectives(cases, *transport, here));
+    std::string difference;
+    for (std::size_t c = 0; c < cases.size(); ++c) {
+      std::size_t first = 0;  // of this process among the members' tensors
+      for (const RankId member : cases[c].members)
+        if (member.value() < here.begin) first += cases[c].sizes.size();
+      for (std::size_t i = 0; i < results[c].size(); ++i) {
+        const at::Tensor& result = results[c][i];
+        const at::Tensor& want = expected[c][first + i];
+        if (result.defined() != want.defined() || (result.defined() && !at::equal(result, want)))
+          difference += fmt::format(" collective {} tensor {}", c, i);
+      }
+      // Of a segment that a reduction leaves behind nothing is promised, yet it is the same where nothing is written.
+    }
+    PLAIT_TRY(const auto all, job->gather(difference));
+    for (std::size_t process = 0; process < all.size(); ++process)
+      say(*job, fmt::format("collectives of step {} on process {}", step, process), all[process]);
+    PLAIT_TRY_VOID(job->meet());
+  }
+  return {};
+}
+
+/// Rank 0 sends to rank 1, on the other side; forms that came up in stashes and in payloads.
+Message message_of(int form, Value value) {
+  Message message{.value = value, .tensors = {}, .counts = {}};
+  const at::Tensor large = elements(3 << 20, 1, 0, at::kFloat);
+  switch (form) {
+    case 0: break;  // nothing at all
+    case 1: message.tensors = {elements(5, 1, 0, at::kFloat), at::Tensor(), elements(0, 1, 0, at::kDouble)}; break;
+    case 2: {  // views of one storage, one of them turned
+      const at::Tensor whole = elements(6 * 8 * 4, 2, 0, at::kBFloat16).view({6, 8, 4});
+      message.tensors = {whole.narrow(2, 0, 2), whole.transpose(0, 1), whole.narrow(0, 3, 2)};
+      message.counts = {1, 2};
+      break;
+    }
+    case 3: message.tensors = {large.view({1024, 3072}).narrow(1, 17, 9)}; break;  // wide gaps
+    case 4: message.tensors = {large, elements(1, 3, 0, at::kDouble), large.narrow(0, 100, 7)}; break;
+    default: message.tensors = {elements(std::int64_t{1} << form, 4, 0, at::kDouble)}; break;
+  }
+  return message;
+}
+
+std::string difference_of(const Message& a, const Message& b) {
+  if (a.value != b.value || a.counts != b.counts || a.tensors.size() != b.tensors.size())
+    return "name, counts or number";
+  for (std::size_t i = 0; i < a.tensors.size(); ++i) {
+    const at::Tensor& x = a.tensors[i];
+    const at::Tensor& y = b.tensors[i];
+    if (x.defined() != y.defined()) return fmt::format("tensor {} there or not", i);
+    if (!x.defined()) continue;
+    if (x.scalar_type() != y.scalar_type() || x.sizes() != y.sizes() || !at::equal(x, y))
+      return fmt::format("tensor {}", i);
+    const bool gaps = a.tensors.size() == 1 && !y.is_contiguous();
+    if (!gaps && x.numel() > 0 && x.strides() != y.strides()) return fmt::format("strides of tensor {}", i);
+  }
+  if (a.tensors.size() == 3 && a.counts.size() == 2 && !a.tensors[0].is_alias_of(a.tensors[1])) return "one storage";
+  return {};
+}
+
+Result<> check_messages(const std::shared_ptr<JobProcesses>& job) {
+  constexpr int kForms = 22;
+  Routes routes{.num_ranks = 2, .transfers = {}, .collectives = {}};
+  for (int form = 0; form < kForms; ++form)
+    routes.transfers.push_back({.source = RankId{0},
+                                .destination = RankId{1},
+                                .value = Value::activation(EdgeId{0}, MicrobatchId{form}, SliceId{0})});
+  PLAIT_TRY(const auto transport, job->open(routes, ranks_of_process(job->index(), job->size(), 2)));
+  for (int step = 0; step < 2; ++step) {
+    transport->begin_step();
+    PLAIT_TRY_VOID(job->meet());
+    std::string difference;
+    const Clock::time_point deadline = Clock::now() + std::chrono::seconds(60);
+    for (int at = 0; at < kForms; ++at) {
+      // In another order than they are sent, and some posted early.
+      const int form = job->index() == 0 ? at : kForms - 1 - at;
+      const Value value = routes.transfers[static_cast<std::size_t>(form)].value;
+      if (job->index() == 0) {
+        transport->send(form, message_of(form, value));
+        continue;
+      }
+      for (int other = form; other >= 0 && other > form - 3; --other) transport->post_receive(other);
+    }
+    for (int form = 0; form < kForms; ++form) {
+      if (job->index() == 0) {
+        if (transport->wait_sent(form, deadline) != WaitStatus::kReady) difference += fmt::format(" {} is late", form);
+        continue;
+      }
+      Message message;
+      if (transport->receive(form, message, deadline) != WaitStatus::kReady)
+        difference += fmt::format(" {} is late", form);
+      else if (const std::string what =
+                   difference_of(message, message_of(form, routes.transfers[static_cast<std::size_t>(form)].value));
+               !what.empty())
+        difference += fmt::format(" {}: {}", form, what);
+    }
+    PLAIT_TRY(const auto all, job->gather(difference));
+    for (std::size_t process = 0; process < all.size(); ++process)
+      say(*job, fmt::format("messages of step {} on process {}", step, process), all[process]);
+  }
+  return {};
+}
+
+Result<> run(const std::shared_ptr<JobProcesses>& job, const std::vector<std::string>& words) {
+  if (words.at(0) == "collectives") return check_collectives(job);
+  if (words.at(0) == "messages") return check_messages(job);
+  return run_grid(job, std::atoi(words.at(1).c_str()), std::atoi(words.at(2).c_str()), std::atoi(words.at(3).c_str()));
+}
+
+}  // namespace
+}  // namespace plait
+
+int main(int argc, char** argv) {
+  auto job = plait::join_job({.timeout_seconds = 60});
+  if (!job) {
+    std::fprintf(stderr, "%s\n", job.error().message.c_str());
+    return 2;
+  }
+  const plait::Result<> done = plait::run(*job, {argv + 1, argv + argc});
+  if (!done) {
+    std::fprintf(stderr, "process %d: %s [%s]\n", (*job)->index(), done.error().message.c_str(),
+                 done.error().rule.c_str());
+    (*job)->report(done.error());
+    (*job)->leave_failed();
+    ::_exit(3);
+  }
+  if ((*job)->index() == 0) std::printf("cases %d\n", plait::num_cases);
+  const plait::Result<> left = (*job)->leave();
+  if (!left) return 3;
+  return plait::num_different == 0 ? 0 : 1;
+}

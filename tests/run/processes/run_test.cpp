@@ -1,0 +1,133 @@
+// plait train over processes: the run folder of threads, how it ends, and what is refused.
+
+#include "job_test.h"
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <filesystem>
+
+namespace plait::test {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::Not;
+
+class ProcessRun : public Job {
+ protected:
+  void expect_same_run(const std::string& a, const std::string& b, int steps) {
+    for (const char* key : {"loss", "grad_norm", "lr", "tokens"})
+      EXPECT_EQ(column(metrics_of(folder_ / a), key), column(metrics_of(folder_ / b), key)) << key;
+    const std::string last = "checkpoints/step-0000" + std::string(steps < 10 ? "0" : "") + std::to_string(steps);
+    for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json", "config.json"})
+      EXPECT_EQ(slurp(folder_ / a / last / file), slurp(folder_ / b / last / file)) << file;
+    EXPECT_EQ(slurp(folder_ / a / "program.plait"), slurp(folder_ / b / "program.plait"));
+  }
+  static std::vector<std::string> names_in(const fs::path& folder) {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::recursive_directory_iterator(folder))
+      names.push_back(fs::relative(entry.path(), folder).string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+};
+
+TEST_F(ProcessRun, LeavesWhatThreadsLeaveAndSaysItOnce) {
+  const Words more = {"--checkpoint-every", "3", "--eval-every", "2"};
+  const JobResult threads = run_alone(flags("threads", 7, more));
+  ASSERT_EQ(threads.exit_code, 0) << threads.err;
+  for (const std::string processes : {"2", "4"}) {
+    const JobResult result = run_alone(flags(processes, 7, more + Words{"--processes", processes}));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    expect_same_run(processes, "threads", 7);
+    EXPECT_EQ(column(metrics_of(folder_ / processes), "samples"), column(metrics_of(folder_ / "threads"), "samples"));
+    EXPECT_EQ(metrics_of(folder_ / processes)[1].at("val_loss"), metrics_of(folder_ / "threads")[1].at("val_loss"));
+    EXPECT_EQ(names_in(folder_ / processes), names_in(folder_ / "threads"));
+    const auto trace = nlohmann::json::parse(slurp(folder_ / processes / "trace.json"));
+    EXPECT_EQ(trace.at("ops").size(), nlohmann::json::parse(slurp(folder_ / "threads/trace.json")).at("ops").size());
+    EXPECT_EQ(result.out.find("done after step 7 of 7"), result.out.rfind("done after step 7 of 7"));
+  }
+  // As a person types it.
+  const Words command = flags("typed", 7, more);
+  const JobResult typed = run_job(4, command);
+  ASSERT_EQ(typed.exit_code, 0) << typed.err;
+  expect_same_run("typed", "threads", 7);
+}
+
+TEST_F(ProcessRun, GoesOnFromWhatThreadsLeftAndBack) {
+  ASSERT_EQ(run_alone(flags("whole", 9)).exit_code, 0);
+  const Words lr = {"--lr-schedule", "constant"};
+  ASSERT_EQ(run_alone(flags("whole_lr", 9, lr)).exit_code, 0);
+  ASSERT_EQ(run_alone(flags("mixed", 3, lr)).exit_code, 0);
+  ASSERT_EQ(run_alone(flags("mixed", 6, lr + Words{"--processes", "4", "--resume"})).exit_code, 0);
+  ASSERT_EQ(run_alone(flags("mixed", 9, lr + Words{"--resume"})).exit_code, 0);
+  expect_same_run("mixed", "whole_lr", 9);
+}
+
+TEST_F(ProcessRun, StopsBehindAStepWhenAsked) {
+  const JobResult result =
+      run_alone(flags("run", 1000000, {"--processes", "4", "--checkpoint-every", "0"}), [&](pid_t launcher) {
+        EXPECT_TRUE(wait_until([&] { return num_lines(folder_ / "run") >= 3; }));
+        ::kill(launcher, SIGINT);
+      });
+  EXPECT_EQ(result.exit_code, 3) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("interrupted after step"));
+  EXPECT_FALSE(fs::is_empty(folder_ / "run" / "checkpoints"));
+}
+
+TEST_F(ProcessRun, RestartsFromTheNewestCheckpointWithTheSameBits) {
+  const Words more = {"--checkpoint-every", "4"};
+  ASSERT_EQ(run_alone(flags("whole", 60, more)).exit_code, 0);
+  const JobResult result = run_alone(
+      flags("run", 60, more + Words{"--processes", "4", "--timeout", "5", "--restarts", "1"}), [&](pid_t launcher) {
+        EXPECT_TRUE(wait_until([&] { return num_lines(folder_ / "run") >= 10; }));
+        ::kill(process_of(launcher, 2), SIGKILL);
+      });
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("restart 1 of 1"));
+  EXPECT_THAT(result.err, HasSubstr("resuming behind step"));
+  expect_same_run("run", "whole", 60);
+}
+
+TEST_F(ProcessRun, RefusesProcessesThatWereGivenDifferentThings) {
+  const auto start = [&](const Words& first, const Words& second) {
+    Words words = first;
+    words.insert(words.end(), {":", "-np", "1"});
+    return run_job(1, words + second);
+  };
+  const auto expect_refused = [&](const Words& more, const std::string& what) {
+    SCOPED_TRACE(what);
+    const Words two = {"--ranks", "2"};
+    const JobResult result = start(flags("run", 3, two), flags("run", 3, two + more));
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    for (const char* process : {"error: process 0: ", "error: process 1: "})
+      EXPECT_THAT(result.err, HasSubstr(process));
+    EXPECT_THAT(result.err, HasSubstr("process 1 was given something else than process 0: "));
+    EXPECT_THAT(result.err, HasSubstr(what));
+    EXPECT_THAT(result.err, HasSubstr("[train.processes_differ]"));
+    EXPECT_FALSE(fs::exists(folder_ / "run"));
+  };
+  expect_refused({"--lr", "2e-2"}, "--lr is 0.02, not 0.01");
+  expect_refused({"--schedule", "gpipe"}, "the program, line ");
+  expect_refused({"--hidden", "32"}, "the model's config, line ");
+  spill(folder_ / "other", sample_text(6000) + "x");
+  std::string text = sample_text(6000);
+  text[100] = 'x';
+  spill(folder_ / "other", text);
+  expect_refused({"--text", (folder_ / "other").string()}, "the data is ");
+}
+
+TEST_F(ProcessRun, RefusesMoreProcessesThanRanksAndWhatDoesNotGoTogether) {
+  const auto refused = [&](const Words& more, const std::string& what) {
+    const JobResult result = run_alone(flags("run", 3, more));
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(what));
+  };
+  refused({"--processes", "5"}, "5 processes for 4 ranks");
+  refused({"--processes", "2", "--link", "1GB/s"}, "--link does not go with several processes");
+  refused({"--restarts", "2"}, "--restarts goes with --processes");
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
+}  // namespace
+}  // namespace plait::test

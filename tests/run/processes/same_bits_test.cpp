@@ -1,0 +1,54 @@
+// Programs over processes give the bits of the same programs over threads. The comparing is done by probe.cpp.
+
+#include "mpirun.h"
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace plait::test {
+namespace {
+
+void expect_all_same(int processes, const std::vector<std::string>& words, int at_least) {
+  if (!has_mpirun()) GTEST_SKIP() << "there is no mpirun; scripts/setup installs it";
+  std::vector<std::string> command = {PLAIT_PROBE};
+  command.insert(command.end(), words.begin(), words.end());
+  const JobResult result = run_job(processes, command);
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_EQ(result.out.find("differs"), std::string::npos) << result.out;
+  const std::size_t at = result.out.rfind("cases ");
+  ASSERT_NE(at, std::string::npos) << result.out << result.err;
+  EXPECT_GE(std::stoi(result.out.substr(at + 6)), at_least) << result.out;
+}
+
+/// (processes, ranks, part of the list); two ranks of the list in one process where there are more ranks than processes.
+class SameBits : public testing::TestWithParam<std::tuple<int, int, int>> {};
+
+constexpr int kParts = 7;  // odd, so that each part has all combinations of sizes and heads
+
+TEST_P(SameBits, AsThreads) {
+  const auto [processes, ranks, part] = GetParam();
+  expect_all_same(processes, {"grid", std::to_string(ranks), std::to_string(part), std::to_string(kParts)}, 25);
+}
+
+INSTANTIATE_TEST_SUITE_P(TwoProcesses, SameBits,
+                         testing::Combine(testing::Values(2), testing::Values(2), testing::Values(0, 3)));
+INSTANTIATE_TEST_SUITE_P(FourProcesses, SameBits,
+                         testing::Combine(testing::Values(4), testing::Values(4), testing::Values(0, 3)));
+INSTANTIATE_TEST_SUITE_P(TwoProcessesOfTwoRanks, SameBits,
+                         testing::Combine(testing::Values(2), testing::Values(4), testing::Values(0, 3)));
+INSTANTIATE_TEST_SUITE_P(ThreeProcessesForFourRanks, SameBits,
+                         testing::Combine(testing::Values(3), testing::Values(4), testing::Values(5)));
+
+TEST(Collectives, OverProcessesEqualThoseOverThreads) {
+  for (const int processes : {2, 3, 5}) expect_all_same(processes, {"collectives"}, 2 * processes);
+}
+
+TEST(Messages, ArriveAsTheyWere) {
+  expect_all_same(2, {"messages"}, 4);
+}
+
+}  // namespace
+}  // namespace plait::test
