@@ -1,39 +1,11 @@
 #pragma once
 
+#include "plait/run/model/kernels/cpu/attention_blocks.h"
 #include "plait/run/model/kernels/cpu/loops.h"
 #include "plait/run/model/kernels/cpu/tiles.h"
 #include "plait/run/model/kernels/cpu/vectors.h"
 
 namespace plait::kernels::cpu::PLAIT_ISA {
-
-// Blocks of kQueries queries against panels of kKeys keys: the scores of a block and a panel stay in the first cache, what is packed of a
-// span of kSpan keys in the second. All arithmetic is fp32.
-inline constexpr std::int64_t kQueries = 16 * kTileRows;
-inline constexpr std::int64_t kKeys = 64;
-inline constexpr std::int64_t kSpan = 512;
-/// Keys whose scores are softened at once.
-inline constexpr std::int64_t kSoftened = 128;
-
-/// Where the parts of a thread's scratch lie.
-struct AttentionScratch {
-  explicit AttentionScratch(float* memory) : next_(memory) {}
-  float* take(std::int64_t rows, std::int64_t width) {
-    float* taken = next_;
-    next_ += rows * width;
-    return taken;
-  }
-
- private:
-  float* next_;
-};
-static_assert(4 * kSpan + 5 * kSpan * kLargestHead + 2 * kQueries * (kKeys + 2 * kLargestHead) <= kAttentionScratch);
-
-template <class T>
-struct HeadRows {
-  T* data;
-  std::int64_t stride;
-  [[nodiscard]] PLAIT_INLINE T* row(std::int64_t at) const { return data + at * stride; }
-};
 
 /// Softmax attention over one block of keys, a head at a time; see loops.h.
 /// \source Dao 2023, arXiv:2307.08691, algorithms 1 and 2
@@ -41,38 +13,6 @@ template <class T>
 struct AttentionCode {
   using Rows = HeadRows<const T>;
   using Results = HeadRows<T>;
-
-  /// `count` rows as fp32, one behind the other, times `scale`.
-  static void pack(Rows from, std::int64_t count, std::int64_t size, float* to) {
-    for (std::int64_t row = 0; row < count; ++row)
-      for (std::int64_t i = 0; i < size; i += kLanes<float>) store(to + row * size + i, load(from.row(row) + i));
-  }
-
-  /// Rows times `scale` as panels of kKeys columns: element h of key j of panel p at (p size + h) kKeys + j; zeros behind the last key.
-  static void pack_transposed(Rows from, std::int64_t count, std::int64_t size, float scale, float* to) {
-    constexpr unsigned kSide = kLanes<float>;
-    for (std::int64_t key = 0; key < (count + kKeys - 1) / kKeys * kKeys; key += kSide)
-      for (std::int64_t h = 0; h < size; h += kSide) {
-        F32 square[kSide];
-        for (unsigned j = 0; j < kSide; ++j) square[j] = key + j < count ? load(from.row(key + j) + h) * scale : F32{};
-        transpose(square);
-        float* corner = to + (key / kKeys * size + h) * kKeys + key % kKeys;
-        for (unsigned i = 0; i < kSide; ++i) store(corner + i * kKeys, square[i]);
-      }
-  }
-
-  /// Keys of a panel that begins with key `first` and holds `count`, as far as the query sees them.
-  PLAIT_INLINE static std::int64_t seen(const AttentionShape& shape, std::int64_t query, std::int64_t first,
-                                        std::int64_t count) {
-    return shape.causal ? largest(0, least(count, query + 1 - first)) : count;
-  }
-
-  /// x where the lane's key is seen, `other` behind.
-  PLAIT_INLINE static F32 where_seen(F32 x, std::int64_t at, std::int64_t seen, float other) {
-    if (at + kLanes<float> <= seen) return x;
-    const I32 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return lane < static_cast<std::int32_t>(seen - at) ? x : splat(other, x);
-  }
 
   static void attention(const AttentionShape& shape, HeadData<const T> q, HeadData<const T> k, HeadData<const T> v,
                         HeadData<T> out, float* lse, float* scratch) {
@@ -130,7 +70,7 @@ struct AttentionCode {
     float* top = parts.take(kSpan, 1);
     float* total = parts.take(kSpan, 1);
     alignas(64) float scores[kTileRows * kSoftened];
-    pack({q.row(first), q.stride}, count, size, queries);
+    pack(Rows{q.row(first), q.stride}, count, size, queries);
     for (std::int64_t row = 0; row < count; ++row) {
       top[row] = -__builtin_inff();
       total[row] = 0;
@@ -139,8 +79,8 @@ struct AttentionCode {
     const std::int64_t num_keys = shape.causal ? least(shape.keys, first + count) : shape.keys;
     for (std::int64_t span = 0; span < num_keys; span += kSpan) {
       const std::int64_t width = least(kSpan, num_keys - span);
-      pack_transposed({k.row(span), k.stride}, width, size, scale_of(shape), keys);
-      pack({v.row(span), v.stride}, width, size, values);
+      pack_transposed(Rows{k.row(span), k.stride}, width, size, scale_of(shape), keys);
+      pack(Rows{v.row(span), v.stride}, width, size, values);
       for (std::int64_t block = 0; block < count; block += kQueries)
         for (std::int64_t key = 0; key < width; key += kSoftened)
           for (std::int64_t row = block; row < least(count, block + kQueries); row += kTileRows) {
@@ -210,10 +150,10 @@ struct AttentionCode {
           transposed_values(parts.take(kSpan, size)),
           dk(parts.take(kSpan, size)),
           dv(parts.take(kSpan, size)) {
-      pack({k.row(first), k.stride}, count, size, keys);
-      pack_transposed({k.row(first), k.stride}, count, size, 1.0F / __builtin_sqrtf(static_cast<float>(size)),
+      pack(Rows{k.row(first), k.stride}, count, size, keys);
+      pack_transposed(Rows{k.row(first), k.stride}, count, size, 1.0F / __builtin_sqrtf(static_cast<float>(size)),
                       transposed_keys);
-      pack_transposed({v.row(first), v.stride}, count, size, 1.0F, transposed_values);
+      pack_transposed(Rows{v.row(first), v.stride}, count, size, 1.0F, transposed_values);
       __builtin_memset(dk, 0, static_cast<std::size_t>(count * size) * sizeof(float));
       __builtin_memset(dv, 0, static_cast<std::size_t>(count * size) * sizeof(float));
     }
@@ -249,8 +189,8 @@ struct AttentionCode {
     const std::int64_t begin = shape.causal ? span.first / kQueries * kQueries : 0;
     for (std::int64_t first = begin; first < shape.queries; first += kQueries) {
       const std::int64_t count = least(kQueries, shape.queries - first);
-      pack({head.q.row(first), head.q.stride}, count, size, queries);
-      pack({head.dout.row(first), head.dout.stride}, count, size, slopes);
+      pack(Rows{head.q.row(first), head.q.stride}, count, size, queries);
+      pack(Rows{head.dout.row(first), head.dout.stride}, count, size, slopes);
       for (std::int64_t row = 0; row < count; ++row) {
         F32 sum{};
         for (std::int64_t i = 0; i < size; i += kLanes<float>)
