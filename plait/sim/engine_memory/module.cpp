@@ -273,17 +273,11 @@ Tensors Module::backward_part(PartKind kind, Backward context, Tensors output_gr
 
 Tensors Module::backward_post(Backward& context, const Tensors& output_grad) {
   Tensors statistics = std::move(context.stash);
-  Tensor inner = take_last(statistics);
+  const Tensor inner = take_last(statistics);
   const Tensor h = take_last(statistics);
   const Tensor o = take_last(statistics);
   const Tensor& dy = output_grad[0];
-  Tensor activation = elements(rows_ * shape_.ffn);  // its gradient; gated, both change in place
-  if (is_gpt_) {
-    const Tensor before = std::move(inner);
-    const Tensor grad = std::move(activation);
-    inner = elements(rows_ * shape_.ffn);
-    activation = elements(rows_ * shape_.ffn);
-  }
+  const Tensor activation = elements(rows_ * shape_.ffn);  // its gradient first; both change in place
   const Tensor dnormed = elements(rows_ * shape_.hidden);
   Tensor dh = elements(rows_ * shape_.hidden);
   Tensor d_o = elements(rows_ * shape_.heads * shape_.head_dim);

@@ -122,6 +122,29 @@ TEST(Loops, Swiglu) {
   });
 }
 
+TEST(Loops, GeluTanh) {
+  for_shapes([](const Type& t, std::int64_t width) {
+    const at::Tensor x = random({kRows, width}, t.type);
+    const at::Tensor dy = random({kRows, width}, t.type);
+    const at::Tensor wide = x.to(at::kDouble);
+    EXPECT_LT(relative_error(gelu_tanh(x), reference::gelu_tanh(wide)), t.tolerance);
+    const ActivationGrad expected = reference::gelu_tanh_grad(dy.to(at::kDouble), wide);
+    const ActivationGrad result = gelu_tanh_grad(dy.clone(), x.clone());
+    EXPECT_LT(relative_error(result.input_grad, expected.input_grad), t.tolerance);
+    EXPECT_LT(relative_error(result.output, expected.output), t.tolerance);
+  });
+}
+
+TEST(Loops, GeluTanhFarFromZero) {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+    const at::Tensor x = at::linspace(-100, 100, 401, at::TensorOptions().dtype(type)).view({1, 401});
+    EXPECT_LT((gelu_tanh(x) - reference::gelu_tanh(x)).abs().max().item<double>(), 1e-5);
+    const ActivationGrad grad = gelu_tanh_grad(at::ones_like(x), x.clone());
+    EXPECT_LT((grad.input_grad - reference::gelu_tanh_grad(at::ones_like(x), x).input_grad).abs().max().item<double>(),
+              1e-5);
+  }
+}
+
 TEST(Loops, SwigluFarFromZero) {
   for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
     const at::Tensor gate = at::linspace(-200, 200, 401, at::TensorOptions().dtype(type)).view({1, 401});
@@ -238,6 +261,7 @@ TEST(Loops, InstructionSetsAgree) {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     sets.push_back(cpu::avx512::tables());
+  if (__builtin_cpu_supports("avx512bf16")) sets.push_back(cpu::avx512bf16::tables());
   const cpu::LoopTables plain = cpu::base::tables();
   constexpr std::int64_t kWidth = 45;
   const at::Tensor gate_up = random({kRows, 2 * kWidth}, at::kFloat);

@@ -268,14 +268,15 @@ void Cases::add_rotary() {
 
 void Cases::add_activations() {
   struct Operands {
-    at::Tensor gate_up, up, dy;          // as they are given
-    at::Tensor spent_gate_up, spent_dy;  // copies that a run consumes
+    at::Tensor gate_up, up, dy;                    // as they are given
+    at::Tensor spent_gate_up, spent_up, spent_dy;  // copies that a run consumes
   };
   const auto o = once<Operands>([rows = rows_, ffn = model_.ffn_size, type = type_] {
     Operands made{.gate_up = random({rows, 2 * ffn}, type, 1),
                   .up = random({rows, ffn}, type, 2),
                   .dy = random({rows, ffn}, type, 3)};
     made.spent_gate_up = at::empty_like(made.gate_up);
+    made.spent_up = at::empty_like(made.up);
     made.spent_dy = at::empty_like(made.dy);
     return made;
   });
@@ -299,14 +300,23 @@ void Cases::add_activations() {
                   return Tensors{r.input_grad, r.output};
                 },
                 refill});
-  add("gelu_tanh", plain, 2 * pass, 0, {[o] { return Tensors{kernels::gelu_tanh(o().up)}; }}, std::nullopt);
+  add("gelu_tanh", plain, 2 * pass, 0, {[o] { return Tensors{kernels::gelu_tanh(o().up)}; }},
+      MicroSide{[o] { return Tensors{kernels::reference::gelu_tanh(o().up)}; }});
+  const auto refill_plain = [o] {
+    o().spent_up.copy_(o().up);
+    o().spent_dy.copy_(o().dy);
+  };
   add("gelu_tanh_grad", plain, 4 * pass, 0,
       {[o] {
-         auto r = kernels::gelu_tanh_grad(o().spent_dy, o().up);
+         auto r = kernels::gelu_tanh_grad(o().spent_dy, o().spent_up);
          return Tensors{r.input_grad, r.output};
        },
-       refill},
-      std::nullopt);
+       refill_plain},
+      MicroSide{[o] {
+                  auto r = kernels::reference::gelu_tanh_grad(o().spent_dy, o().spent_up);
+                  return Tensors{r.input_grad, r.output};
+                },
+                refill_plain});
 }
 
 void Cases::add_embedding() {

@@ -7,8 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/empty_like.h>
 
 #include <utility>
 
@@ -38,12 +37,23 @@ ActivationGrad swiglu_grad(at::Tensor dy, at::Tensor gate_up) {
 
 at::Tensor gelu_tanh(const at::Tensor& x) {
   const KernelScope timed(KernelKind::kActivation);
-  return at::gelu(x, "tanh");
+  if (!is_dense_on_host({&x})) return reference::gelu_tanh(x);
+  at::Tensor y = at::empty_like(x);
+  with_loops(x.scalar_type(), [&](const auto& loops, auto element) {
+    using T = decltype(element);
+    loops.gelu_tanh(data_of<T>(x), mutable_data_of<T>(y), x.numel());
+  });
+  return y;
 }
 
 ActivationGrad gelu_tanh_grad(at::Tensor dy, at::Tensor x) {
   const KernelScope timed(KernelKind::kActivationGrad);
-  return {.input_grad = at::gelu_backward(dy, x, "tanh"), .output = at::gelu(x, "tanh")};
+  if (!is_dense_on_host({&x, &dy})) return reference::gelu_tanh_grad(std::move(dy), std::move(x));
+  with_loops(x.scalar_type(), [&](const auto& loops, auto element) {
+    using T = decltype(element);
+    loops.gelu_tanh_grad(mutable_data_of<T>(x), mutable_data_of<T>(dy), x.numel());
+  });
+  return {.input_grad = std::move(x), .output = std::move(dy)};
 }
 
 }  // namespace plait::kernels

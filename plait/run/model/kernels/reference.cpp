@@ -9,6 +9,8 @@
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/gather.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/rsqrt.h>
@@ -105,6 +107,14 @@ ActivationGrad swiglu_grad(at::Tensor dy, at::Tensor gate_up) {
   const at::Tensor up_grad = slope * silu;
   return {.input_grad = at::cat({gate_grad, up_grad}, 1).to(gate_up.scalar_type()),
           .output = (silu * up).to(gate_up.scalar_type())};
+}
+
+at::Tensor gelu_tanh(const at::Tensor& x) {
+  return at::gelu(x, "tanh");
+}
+
+ActivationGrad gelu_tanh_grad(at::Tensor dy, at::Tensor x) {
+  return {.input_grad = at::gelu_backward(dy, x, "tanh"), .output = at::gelu(x, "tanh")};
 }
 
 void rotate(const at::Tensor& out, const at::Tensor& heads, const RotaryTable::Rows& rows, double direction) {

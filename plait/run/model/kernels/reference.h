@@ -26,6 +26,8 @@ void layer_norm_weight_grad(const at::Tensor& weight_grad, const at::Tensor& bia
                             const at::Tensor& x, const at::Tensor& mean, const at::Tensor& rstd);
 at::Tensor swiglu(const at::Tensor& gate_up);
 ActivationGrad swiglu_grad(at::Tensor dy, at::Tensor gate_up);
+at::Tensor gelu_tanh(const at::Tensor& x);
+ActivationGrad gelu_tanh_grad(at::Tensor dy, at::Tensor x);
 /// Turns by the angles of cos and direction * sin.
 void rotate(const at::Tensor& out, const at::Tensor& heads, const RotaryTable::Rows& rows, double direction);
 CrossEntropyResult cross_entropy(const at::Tensor& logits, const at::Tensor& targets);

@@ -76,15 +76,8 @@ PLAIT_INLINE void multiply32(const Bf16* a, std::int64_t a_stride, const Bf16* b
   _tile_stored(3, c + kSide * c_stride + kSide, c_bytes);
 }
 
-PLAIT_INLINE void store_bf16(Bf16* to, F32 x) {
-  const auto packed = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
-  std::memcpy(to, &packed, kSide * sizeof(Bf16));
-}
 PLAIT_INLINE U32 bits_of(F32 x) {
-  const auto packed = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
-  U16 bits;
-  std::memcpy(&bits, &packed, sizeof(bits));
-  return __builtin_convertvector(bits, U32);
+  return __builtin_convertvector(narrow(x), U32);
 }
 PLAIT_INLINE U32 load_bits(const Bf16* from) {
   U16 bits;
@@ -147,7 +140,7 @@ void transpose_rows(Rows from, std::int64_t count, std::int64_t padded, std::int
       F32 square[kSide];
       for (unsigned j = 0; j < kSide; ++j) square[j] = row + j < count ? load(from.row(row + j) + h) : F32{};
       transpose(square);
-      for (unsigned i = 0; i < kSide; ++i) store_bf16(to + (h + i) * padded + row, square[i]);
+      for (unsigned i = 0; i < kSide; ++i) store(to + (h + i) * padded + row, square[i]);
     }
 }
 
@@ -223,7 +216,7 @@ void attend(const AttentionShape& shape, std::int64_t first, Rows q, Rows k, Row
             // A row that sees none of these keys, nor any before, has no top yet.
             const F32 p = seen > 0 ? exp(load(x + i) - new_top) : F32{};
             sum += p;
-            store_bf16(weights + r * kSoftened + i, p);
+            store(weights + r * kSoftened + i, p);
           }
           if (new_top != top[row + r]) {
             const float factor = exp(splat(top[row + r] - new_top, F32{}))[0];
@@ -243,7 +236,7 @@ void attend(const AttentionShape& shape, std::int64_t first, Rows q, Rows k, Row
     lse[first + row] = top[row] + __builtin_logf(total[row]);
     const float factor = 1.0F / total[row];
     for (std::int64_t i = 0; i < size; i += kSide)
-      store_bf16(out.row(first + row) + i, load(sums + row * size + i) * factor);
+      store(out.row(first + row) + i, load(sums + row * size + i) * factor);
   }
 }
 
@@ -322,8 +315,8 @@ void add_head(const AttentionShape& shape, const Head& head, const Span& span, S
             if (r + one >= here) p = F32{};
             if (shape.causal) p = where(lanes_from(first + i - span.first - key - r - one) >= 0, p, 0);
             const F32 ds = p * (load(slopes + at) - load(delta + i)) * scale;
-            store_bf16(weights + at, p);
-            store_bf16(score_slopes + at, ds);
+            store(weights + at, p);
+            store(score_slopes + at, ds);
             halves[one] = bits_of(ds);
           }
           // As right factor with the depth along the keys: one tile for 16 queries.
@@ -354,7 +347,7 @@ void add_head(const AttentionShape& shape, const Head& head, const Span& span, S
           float* sum = head.wide_dq + (first + row + j) * size + h;
           const F32 x = is_first ? square[j] : square[j] + load(sum);
           if (is_last)
-            store_bf16(head.dq.row(first + row + j) + h, x);
+            store(head.dq.row(first + row + j) + h, x);
           else
             store(sum, x);
         }
@@ -423,8 +416,8 @@ void attention_grad(const AttentionShape& shape, HeadData<const Bf16> dout, Head
         const auto to_v = rows_of<Results>(dv, b, kv_head);
         for (std::int64_t row = 0; row < count; ++row)
           for (std::int64_t i = 0; i < size; i += kSide) {
-            store_bf16(to_k.row(first + row) + i, load(span.dk + row * size + i));
-            store_bf16(to_v.row(first + row) + i, load(span.dv + row * size + i));
+            store(to_k.row(first + row) + i, load(span.dk + row * size + i));
+            store(to_v.row(first + row) + i, load(span.dv + row * size + i));
           }
       }
 }

@@ -84,6 +84,11 @@ struct Loops {
   /// gate_up becomes its gradient, dy the activation.
   void (*swiglu_grad)(T* gate_up, T* dy, std::int64_t rows, std::int64_t f);
 
+  /// y = x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), which is 0.5 x (1 + tanh(half of that)).
+  void (*gelu_tanh)(const T* x, T* y, std::int64_t n);
+  /// x becomes its gradient, dy the activation.
+  void (*gelu_tanh_grad)(T* x, T* dy, std::int64_t n);
+
   /// out = heads turned by the angles of cos and direction * sin, [T,H/2]; out may be heads.
   void (*rotate)(T* out, HeadStrides out_strides, const T* heads, HeadStrides strides, HeadShape shape, const Wide* cos,
                  const Wide* sin, Wide direction);
@@ -123,6 +128,9 @@ namespace avx2 {
 LoopTables tables();
 }
 namespace avx512 {
+LoopTables tables();
+}
+namespace avx512bf16 {
 LoopTables tables();
 }
 namespace amx {

@@ -169,6 +169,35 @@ struct LoopCode {
       });
   }
 
+  /// Twice the argument of the hyperbolic tangent, and its slope.
+  struct GeluInner {
+    V value;
+    V slope;
+  };
+  PLAIT_INLINE static GeluInner gelu_inner(V x) {
+    constexpr Wide kFactor = static_cast<Wide>(1.5957691216057307117597842397375);  // 2 sqrt(2/pi)
+    constexpr Wide kCube = static_cast<Wide>(0.044715);
+    const V square = x * x;
+    return {.value = kFactor * x * (Wide{1} + kCube * square), .slope = kFactor * (Wide{1} + Wide{3} * kCube * square)};
+  }
+
+  static void gelu_tanh(const T* x, T* y, std::int64_t n) {
+    for_lanes<T>(n, [&](std::int64_t i, std::int64_t lanes) {
+      const V v = load(x + i, lanes);
+      store(y + i, v * sigmoid(gelu_inner(v).value), lanes);
+    });
+  }
+
+  static void gelu_tanh_grad(T* x, T* dy, std::int64_t n) {
+    for_lanes<T>(n, [&](std::int64_t i, std::int64_t lanes) {
+      const V v = load(x + i, lanes);
+      const GeluInner inner = gelu_inner(v);
+      const V s = sigmoid(inner.value);
+      store(x + i, load(dy + i, lanes) * (s + v * s * (Wide{1} - s) * inner.slope), lanes);
+      store(dy + i, v * s, lanes);
+    });
+  }
+
   static void rotate(T* out, HeadStrides out_strides, const T* heads, HeadStrides strides, HeadShape shape,
                      const Wide* cos, const Wide* sin, Wide direction) {
     const std::int64_t half = shape.size / 2;
@@ -258,6 +287,8 @@ struct LoopCode {
             .layer_norm_weight_grad = layer_norm_weight_grad,
             .swiglu = swiglu,
             .swiglu_grad = swiglu_grad,
+            .gelu_tanh = gelu_tanh,
+            .gelu_tanh_grad = gelu_tanh_grad,
             .rotate = rotate,
             .attention = nullptr,
             .attention_grad = nullptr,

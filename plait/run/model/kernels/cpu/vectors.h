@@ -6,6 +6,10 @@
 
 #include "plait/run/model/kernels/cpu/loops.h"
 
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
 #include <cstdint>
 
 #define PLAIT_INLINE [[gnu::always_inline]] inline
@@ -47,10 +51,18 @@ PLAIT_INLINE F32 widen(U16 bits) {
 }
 /// Round to nearest, ties to even; NaN stays NaN.
 PLAIT_INLINE U16 narrow(F32 x) {
+#ifdef __AVX512BF16__
+  const auto packed =
+      _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));  // what is smaller than a normal number becomes zero
+  U16 bits;
+  __builtin_memcpy(&bits, &packed, sizeof(bits));
+  return bits;
+#else
   const U32 bits = reinterpret_cast<U32>(x);
   const U32 rounded = (bits + 0x7fffU + ((bits >> 16U) & 1U)) >> 16U;
   const U32 quiet_nan = (bits >> 16U) | 0x40U;
   return __builtin_convertvector(x == x ? rounded : quiet_nan, U16);
+#endif
 }
 
 /// The first `count` lanes from memory, zeros behind.
