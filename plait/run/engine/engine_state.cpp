@@ -97,16 +97,16 @@ void load_rank(RankWorker& worker, const std::map<std::string, ParameterState>& 
 
 std::vector<HeldPart> held_state(const RankWorker& worker) {
   std::vector<HeldPart> parts;
+  const auto add = [&](const std::string& name, const char* what, const Parameter& whole, const at::Tensor& part) {
+    parts.push_back({.name = name, .what = what, .shape = whole.shape, .begin = whole.begin, .part = part});
+  };
   for (const auto& [name, parameter] : worker.parameters().by_name()) {
-    const auto add = [&](const char* what, const at::Tensor& part) {
-      parts.push_back({.name = name, .what = what, .shape = parameter.shape, .begin = parameter.begin, .part = part});
-    };
-    add("", parameter.master);
+    add(name, "", parameter, parameter.master);
     if (worker.optimizer() == nullptr) continue;
     const Moments moments = worker.optimizer()->moments(parameter);
     if (!moments.exp_avg.defined()) continue;
-    add(kExpAvg, moments.exp_avg);
-    add(kExpAvgSq, moments.exp_avg_sq);
+    add(name, kExpAvg, parameter, moments.exp_avg);
+    add(name, kExpAvgSq, parameter, moments.exp_avg_sq);
   }
   return parts;
 }

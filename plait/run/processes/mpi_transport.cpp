@@ -304,8 +304,8 @@ class MpiTransport final : public Transport, public MpiUser {
 
   WaitStatus wait(RankId rank, const DoneIn& done, Clock::time_point deadline) {
     // The default slack of 50 us would double the shortest rests.
-    thread_local const int slack_set = prctl(PR_SET_TIMERSLACK, 1000UL);
-    (void)slack_set;
+    thread_local const int kSlackSet = prctl(PR_SET_TIMERSLACK, 1000UL);
+    (void)kSlackSet;
     const std::uint64_t step = step_;
     const auto ready = [&] { return done.step.load(std::memory_order_acquire) == step; };
     Patience patience;

@@ -234,7 +234,7 @@ void Watch::take_states(std::string_view states) {
 void Watch::send_beats() {
   const std::string own = own_states();
   if (index_ != 0) {
-    peers_.front().connection->send_beat(kBeat, own);
+    if (peers_.front().connection) peers_.front().connection->send_beat(kBeat, own);  // none behind its end
     return;
   }
   std::string all = own;

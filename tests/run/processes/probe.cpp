@@ -170,7 +170,6 @@ Result<std::vector<std::vector<at::Tensor>>> run_collectives(const std::vector<C
                                                              Transport& transport, RankRange here) {
   std::vector<std::vector<at::Tensor>> results(cases.size());
   std::vector<std::vector<std::vector<at::Tensor>>> of_rank(static_cast<std::size_t>(here.size()));
-  transport.begin_step();
   RankThreads threads(RankId{here.begin}, here.size());
   bool late = false;
   threads.run([&](RankId rank) {
@@ -226,8 +225,11 @@ Result<> check_collectives(const std::shared_ptr<JobProcesses>& job) {
   const RankRange here = ranks_of_process(job->index(), job->size(), kRanks);
   PLAIT_TRY(const auto transport, job->open(routes, here));
   const auto alone = make_in_process_transport(routes);
+  alone->begin_step();
   PLAIT_TRY(const auto expected, run_collectives(cases, *alone, RankRange{.begin = 0, .end = kRanks}));
   for (int step = 0; step < 2; ++step) {
+    // Only then may others send.
+    transport->begin_step();
     PLAIT_TRY_VOID(job->meet());
     PLAIT_TRY(const auto results, run_collectives(cases, *transport, here));
     std::string difference;
