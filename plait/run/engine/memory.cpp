@@ -1,6 +1,7 @@
 #include "plait/run/engine/memory.h"
 
 #include "plait/base/check.h"
+#include "plait/run/engine/sanitizer.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/clone.h>
@@ -173,6 +174,7 @@ ThreadCache* current_cache() {
 
 void free_block(void* data) {
   if (data == nullptr) return;
+  observe_drops(data);
   Header* block = static_cast<Header*>(data) - 1;
   if (block->owner != nullptr) block->owner->release(static_cast<std::int64_t>(block->bytes));
   if (freed_memory.load(std::memory_order_relaxed) == FreedMemory::kFillWithNaN) std::memset(data, 0xff, block->bytes);

@@ -2,6 +2,7 @@
 
 #include "plait/base/check.h"
 #include "plait/run/engine/messages.h"
+#include "plait/run/engine/sanitizer.h"
 #include "plait/run/engine/segments.h"
 #include "plait/run/model/kernels/timing.h"
 
@@ -127,8 +128,11 @@ void RankGroup::begin_gather() {
 }
 
 void RankGroup::drop_weights() {
-  for (ParameterStorage* storage : storages_)
-    if (storage != nullptr) storage->compute.reset();
+  for (ParameterStorage* storage : storages_) {
+    if (storage == nullptr || !storage->compute.defined()) continue;
+    announce_drop(storage->compute.const_data_ptr());  // a broadcast may hold it still, and drop it on another thread
+    storage->compute.reset();
+  }
 }
 
 void RankGroup::begin_contribution() {
