@@ -33,7 +33,7 @@ inline bool wait_until(const std::function<bool()>& holds) {
 class Job : public testing::Test {
  protected:
   void SetUp() override {
-    if (!has_mpirun()) GTEST_SKIP() << "there is no mpirun; scripts/setup installs it";
+    ASSERT_TRUE(has_mpirun()) << "there is no mpirun; scripts/setup installs it";
     spill(folder_ / "text", sample_text(6000));
   }
   /// A tiny run over four ranks.

@@ -1,5 +1,6 @@
 #include "mpirun.h"
 
+#include "run_command.h"
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -16,15 +17,6 @@ namespace plait::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string drain(int fd) {
-  std::string text;
-  std::vector<char> chunk(1U << 16U);
-  for (ssize_t count = 0; (count = ::read(fd, chunk.data(), chunk.size())) > 0;)
-    text.append(chunk.data(), static_cast<std::size_t>(count));
-  ::close(fd);
-  return text;
-}
 
 void set_environment() {
   for (const char* name :

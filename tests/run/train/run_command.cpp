@@ -13,9 +13,6 @@
 #include <thread>
 
 namespace plait::test {
-namespace {
-
-namespace fs = std::filesystem;
 
 std::string drain(int fd) {
   std::string text;
@@ -25,6 +22,10 @@ std::string drain(int fd) {
   ::close(fd);
   return text;
 }
+
+namespace {
+
+namespace fs = std::filesystem;
 
 CommandResult run(const std::vector<std::string>& words, const std::function<void()>& before_exec,
                   const std::function<void(pid_t)>& meanwhile) {

@@ -17,6 +17,9 @@ struct CommandResult {
   std::string err;
 };
 
+/// All that comes from the descriptor until its end; closes it.
+std::string drain(int fd);
+
 /// Runs plait-run with these words, in an environment without a terminal.
 /// \param meanwhile  called with the process's id once it runs; it may kill it
 CommandResult run_command(const std::vector<std::string>& words, const std::function<void(pid_t)>& meanwhile = {});
