@@ -215,7 +215,8 @@ def run_pipeline(options):
     for queue in lines:
         queue.put(False)
     for process in ranks:
-        process.join(10)
+        process.join(5)
+        process.kill()  # one that does not come to its end would be waited for at exit
 
 
 def main():
