@@ -93,6 +93,9 @@ void TrainFlags::add_to(FlagSet& flags) {
             "updates between checkpoints; 0: only at the end");
   flags.add("Run", "--keep", keep, "COUNT", "newest checkpoints to keep; 0: all");
   flags.add("Run", "--log-every", log_every, "UPDATES", "updates between lines; 0: twenty lines in all");
+  flags.add_choice(
+      "Run", "--on-nan", on_nan, {"stop", "skip", "rollback"},
+      "loss or gradient that is not finite: end, pass over the batch, or go back to the newest checkpoint");
   flags.add("Run", "--timeout", timeout, "SECONDS", "a rank silent for longer ends the run");
   flags.add("Links", "--link", link, "BANDWIDTH",
             "emulate links of this speed between ranks (25GB/s); default: memory");
@@ -173,6 +176,9 @@ Result<TrainOptions> train_options(const TrainFlags& f, const LoadedData& data) 
       .eval_every = f.eval_every,
       .checkpoint_every = f.checkpoint_every,
       .checkpoint = {.keep = f.keep},
+      .on_nan = f.on_nan == "skip"       ? OnNan::kSkip
+                : f.on_nan == "rollback" ? OnNan::kRollback
+                                         : OnNan::kStop,
       .engine = {.type = compute_type(f.dtype),
                  .optimizer = {.kind = f.optimizer == "adamw" ? OptimizerKind::kAdamW : OptimizerKind::kSgd,
                                .beta1 = f.beta1,

@@ -44,6 +44,7 @@ struct TrainFlags {
   std::int64_t mlp_chunk = 0;
   std::int64_t loss_chunk = 0;
   std::string clip = "1";
+  std::string on_nan = "stop";
   double timeout = 60;
   std::string link;          ///< bandwidth between ranks, of a group where there are groups; empty: as it is
   std::string link_latency;  ///< empty: none

@@ -102,6 +102,7 @@ std::vector<Fact> facts_of(const TrainJob& job, const TrainOptions& options, con
   add("--lr-schedule", options.lr.decay == LrDecay::kCosine ? "cosine" : "constant");
   add("--eval-every", options.eval_every);
   add("--checkpoint-every", options.checkpoint_every);
+  add("--on-nan", to_string(options.on_nan));
   add("--dtype", start.dtype);
   add("--optimizer", start.optimizer);
   add("--beta1", optimizer.beta1);

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <limits>
 #include <span>
 #include <utility>
@@ -36,6 +35,19 @@ std::string_view name_of(ComputeType type) {
 std::string_view name_of(OptimizerKind kind) {
   return kind == OptimizerKind::kAdamW ? "adamw" : "sgd";
 }
+
+}  // namespace
+
+std::string_view to_string(OnNan choice) {
+  switch (choice) {
+    case OnNan::kStop: return "stop";
+    case OnNan::kSkip: return "skip";
+    case OnNan::kRollback: return "rollback";
+  }
+  return "unknown";
+}
+
+namespace {
 
 DataIdentity identity_of(const TokenRows& rows, const Split& split) {
   const auto used = static_cast<std::size_t>((split.num_train - 1) * rows.stride + rows.row_size);
@@ -66,10 +78,11 @@ class Run {
     PLAIT_TRY_VOID(together(leads_ ? open_folder() : Result<>()));
     observer_.on_start(state_.step + 1, options_.steps);
     while (state_.step < options_.steps && !summary_.interrupted) {
+      const std::int64_t before = state_.step;
       PLAIT_TRY_VOID(do_step());
       PLAIT_TRY(const bool stops, any(stop_requested()));
       summary_.interrupted = stops && state_.step < options_.steps;
-      if (summary_.interrupted || checkpoint_due()) PLAIT_TRY_VOID(save());
+      if (summary_.interrupted || (state_.step > before && checkpoint_due())) PLAIT_TRY_VOID(save());
     }
     if (!summary_.val_loss && !summary_.interrupted && job_.split.num_validation > 0) {
       PLAIT_TRY(summary_.val_loss, validate());
@@ -85,8 +98,11 @@ class Run {
   Result<> check_identity(const Checkpoint& checkpoint, const fs::path& path) const;
   Result<> check_space() const;
   Result<> make_engine();
+  Result<> load_engine();
   Result<> open_folder();
   Result<> do_step();
+  Result<> pass_over(const StepResult& result);
+  Result<> roll_back();
   Result<double> validate();
   Result<> save();
   Result<> write_profile(const StepResult& step);
@@ -115,6 +131,8 @@ class Run {
   std::unique_ptr<Engine> engine_;
   std::optional<MetricsLog> log_;  ///< none where another process writes
   TrainSummary summary_;
+  std::int64_t skipped_ = 0;  ///< batches since the last update
+  int skipped_in_a_row_ = 0;  ///< since an update; going back, since the newest checkpoint
   std::int64_t tokens_now_ = 0;
   double seconds_now_ = 0;
 };
@@ -251,6 +269,11 @@ Result<> Run::check_space() const {
 
 Result<> Run::make_engine() {
   PLAIT_TRY(engine_, Engine::create(job_.program, job_.model, options_.engine));
+  return load_engine();
+}
+
+/// What the run begins with, or goes back to.
+Result<> Run::load_engine() {
   if (resumed_) {
     PLAIT_TRY_VOID(engine_->load(resumed_->parameters, resumed_->state.step));
     resumed_.reset();
@@ -293,16 +316,11 @@ Result<> Run::do_step() {
   PLAIT_TRY(StepResult result, engine_->train_step(microbatches, lr));
   if (is_profiled) engine_->record(Recording::kOff);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
-    return make_error(
-        ErrorCode::kIo, "train.diverged",
-        "step {}: the loss is {} and the gradient norm {}; try a lower --lr, a longer --warmup or --clip 1; {}",
-        state_.step + 1, result.loss, result.grad_norm,
-        summary_.checkpoint.empty() ? "no checkpoint was written"
-                                    : "the newest checkpoint is " + summary_.checkpoint.string());
-  state_.step += 1;
   state_.samples += rows_per_step();
   state_.epoch = sampler_.epoch_of(state_.samples);
+  if (!result.not_finite.empty()) return pass_over(result);
+  skipped_in_a_row_ = options_.on_nan == OnNan::kSkip ? 0 : skipped_in_a_row_;
+  state_.step += 1;
   tokens_now_ += result.valid_tokens;
   seconds_now_ += seconds;
   summary_.steps_now += 1;
@@ -323,6 +341,7 @@ Result<> Run::do_step() {
                             .moved_by_kind = result.moved_by_kind,
                             .samples = state_.samples,
                             .epoch = state_.epoch,
+                            .skipped = std::exchange(skipped_, 0),
                             .val_loss = summary_.val_loss};
   if (is_profiled && leads_) PLAIT_TRY_VOID(write_profile(result));
   result.kernel_events.clear();  // the trace of the last step is without
@@ -330,6 +349,53 @@ Result<> Run::do_step() {
   if (log_) PLAIT_TRY_VOID(log_->append(metrics));
   observer_.on_step(metrics);
   return {};
+}
+
+/// A step of which something was not finite.
+Result<> Run::pass_over(const StepResult& result) {
+  constexpr int kMostInARow = 10;
+  const std::string what = fmt::format("step {}: {}", state_.step + 1, result.not_finite);
+  const auto stop = [&](const std::string& why) {
+    return make_error(ErrorCode::kIo, "train.diverged", "{}; {}; {}", what, why,
+                      summary_.checkpoint.empty() ? "no checkpoint was written"
+                                                  : "the newest checkpoint is " + summary_.checkpoint.string());
+  };
+  const std::string advice = "try a lower --lr, a longer --warmup or --clip 1";
+  if (options_.on_nan == OnNan::kStop) return stop(advice + ", or --on-nan skip");
+  if (++skipped_in_a_row_ == kMostInARow)
+    return stop(fmt::format("that was so {} times {}; {}", kMostInARow,
+                            options_.on_nan == OnNan::kSkip ? "in a row" : "since the newest checkpoint", advice));
+  ++skipped_;
+  const std::string rows = fmt::format("its {} rows are passed over", rows_per_step());
+  if (options_.on_nan == OnNan::kSkip) {
+    if (result.updated) return stop("this program steps before its norm is known; --on-nan rollback goes with it");
+    observer_.on_note(fmt::format("{}; {} and nothing is updated", what, rows));
+    return {};
+  }
+  PLAIT_TRY_VOID(roll_back());
+  observer_.on_note(fmt::format("{}; {} and the run goes on behind step {}", what, rows, state_.step));
+  return {};
+}
+
+/// Weights, moments and step of the newest checkpoint; the place among the rows stays.
+Result<> Run::roll_back() {
+  FoundCheckpoint found;
+  const auto read = [&]() -> Result<> {
+    PLAIT_TRY(found, read_newest());
+    return {};
+  };
+  PLAIT_TRY_VOID(together(read()));
+  if (!found.note.empty()) observer_.on_note(found.note);
+  resumed_ = std::move(found.checkpoint);
+  state_.step = resumed_ ? resumed_->state.step : 0;
+  PLAIT_TRY_VOID(load_engine());
+  const auto cut_log = [&]() -> Result<> {
+    log_.reset();
+    PLAIT_TRY(MetricsLog log, MetricsLog::open(options_.out / "metrics.jsonl", state_.step));
+    log_.emplace(std::move(log));
+    return {};
+  };
+  return together(leads_ ? cut_log() : Result<>());
 }
 
 Result<double> Run::validate() {
@@ -350,6 +416,7 @@ Result<double> Run::validate() {
 }
 
 Result<> Run::save() {
+  skipped_in_a_row_ = options_.on_nan == OnNan::kRollback ? 0 : skipped_in_a_row_;
   PLAIT_TRY(auto parameters, engine_->save());
   if (!leads_) return {};
   PLAIT_TRY_VOID(log_->sync());
