@@ -31,6 +31,7 @@ struct TrainFlags {
   std::int64_t eval_every = 0;
   std::int64_t checkpoint_every = 100;
   int keep = 2;
+  std::string checkpoint_async = "on";
   std::string optimizer = "adamw";
   double lr = 3e-3;
   double min_lr = 0;

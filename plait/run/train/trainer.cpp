@@ -4,6 +4,7 @@
 #include "plait/ir/text.h"
 #include "plait/run/train/agreement.h"
 #include "plait/run/train/batches.h"
+#include "plait/run/train/checkpoint_writer.h"
 #include "plait/run/train/durable_file.h"
 #include "plait/run/train/evaluate.h"
 #include "plait/run/train/trace.h"
@@ -66,23 +67,26 @@ class Run {
         observer_(observer),
         processes_(options.engine.processes.get()),
         leads_(processes_ == nullptr || processes_->index() == 0),
-        sampler_(std::max<std::int64_t>(1, job.split.num_train), options.seed, options.order) {}
+        sampler_(std::max<std::int64_t>(1, job.split.num_train), options.seed, options.order),
+        writer_({.run = options.out,
+                 .config = job.model,
+                 .type = options.engine.type == ComputeType::kFloat64 ? at::kDouble : at::kFloat,
+                 .options = options.checkpoint,
+                 .processes = options.engine.processes.get()}) {}
 
   Result<TrainSummary> go(const std::function<bool()>& stop_requested) {
-    PLAIT_TRY_VOID(together(check_inputs()));
-    PLAIT_TRY_VOID(together(find_start()));
-    PLAIT_TRY_VOID(together(find_profiled_step()));
+    PLAIT_TRY_VOID(together(processes_, check_inputs()));
+    PLAIT_TRY_VOID(together(processes_, find_start()));
+    PLAIT_TRY_VOID(together(processes_, find_profiled_step()));
     if (processes_ != nullptr) PLAIT_TRY_VOID(agree(*processes_, facts_of(job_, options_, state_)));
-    PLAIT_TRY_VOID(together(leads_ ? check_space() : Result<>()));
+    PLAIT_TRY_VOID(together(processes_, leads_ ? check_space() : Result<>()));
     PLAIT_TRY_VOID(make_engine());
-    PLAIT_TRY_VOID(together(leads_ ? open_folder() : Result<>()));
+    PLAIT_TRY_VOID(together(processes_, leads_ ? open_folder() : Result<>()));
     observer_.on_start(state_.step + 1, options_.steps);
-    while (state_.step < options_.steps && !summary_.interrupted) {
-      const std::int64_t before = state_.step;
-      PLAIT_TRY_VOID(do_step());
-      PLAIT_TRY(const bool stops, any(stop_requested()));
-      summary_.interrupted = stops && state_.step < options_.steps;
-      if (summary_.interrupted || (state_.step > before && checkpoint_due())) PLAIT_TRY_VOID(save());
+    if (const Result<> done = do_steps(stop_requested); !done) {
+      // Other processes would have to take part in its end.
+      if (processes_ == nullptr) static_cast<void>(finish_checkpoint());
+      return done.error();
     }
     if (!summary_.val_loss && !summary_.interrupted && job_.split.num_validation > 0) {
       PLAIT_TRY(summary_.val_loss, validate());
@@ -100,14 +104,16 @@ class Run {
   Result<> make_engine();
   Result<> load_engine();
   Result<> open_folder();
+  Result<> do_steps(const std::function<bool()>& stop_requested);
   Result<> do_step();
   Result<> pass_over(const StepResult& result);
   Result<> roll_back();
   Result<double> validate();
   Result<> save();
+  Result<> finish_written();
+  Result<> finish_checkpoint();
   Result<> write_profile(const StepResult& step);
   Result<TrainSummary> finish();
-  Result<> together(const Result<>& mine) const;
   [[nodiscard]] Result<bool> any(bool mine) const {
     return processes_ == nullptr ? Result<bool>(mine) : processes_->any(mine);
   }
@@ -125,6 +131,7 @@ class Run {
   ProcessGroup* processes_;  ///< null: there is one
   bool leads_;               ///< this process writes
   Sampler sampler_;
+  CheckpointWriter writer_;
   RunState state_;
   std::int64_t profiled_step_ = 0;  ///< that records its kernels; 0: none
   std::optional<Checkpoint> resumed_;
@@ -136,6 +143,18 @@ class Run {
   std::int64_t tokens_now_ = 0;
   double seconds_now_ = 0;
 };
+
+Result<> Run::do_steps(const std::function<bool()>& stop_requested) {
+  while (state_.step < options_.steps && !summary_.interrupted) {
+    const std::int64_t before = state_.step;
+    PLAIT_TRY_VOID(do_step());
+    PLAIT_TRY(const bool stops, any(stop_requested()));
+    summary_.interrupted = stops && state_.step < options_.steps;
+    if (summary_.interrupted || (state_.step > before && checkpoint_due())) PLAIT_TRY_VOID(save());
+    PLAIT_TRY_VOID(finish_written());
+  }
+  return finish_checkpoint();
+}
 
 Result<> Run::check_inputs() const {
   if (job_.split.num_train < 1)
@@ -192,15 +211,6 @@ Result<> Run::find_start() {
   summary_.checkpoint = found.path;
   observer_.on_note(fmt::format("resuming behind step {} from {}", state_.step, found.path.string()));
   return {};
-}
-
-/// Fails on all processes if it fails on one, with the same words.
-Result<> Run::together(const Result<>& mine) const {
-  if (processes_ == nullptr) return mine;
-  PLAIT_TRY(const std::vector<std::string> all, processes_->gather(mine ? std::string() : encode(mine.error())));
-  const auto first = std::find_if(all.begin(), all.end(), [](const std::string& error) { return !error.empty(); });
-  PLAIT_TRY(const std::string told, processes_->broadcast(first == all.end() ? std::string() : *first));
-  return told.empty() ? Result<>() : Result<>(decode_error(told));
 }
 
 /// Process 0 chooses, so that all go on from the same one.
@@ -353,6 +363,7 @@ Result<> Run::do_step() {
 
 /// A step of which something was not finite.
 Result<> Run::pass_over(const StepResult& result) {
+  PLAIT_TRY_VOID(finish_checkpoint());
   constexpr int kMostInARow = 10;
   const std::string what = fmt::format("step {}: {}", state_.step + 1, result.not_finite);
   const auto stop = [&](const std::string& why) {
@@ -384,7 +395,7 @@ Result<> Run::roll_back() {
     PLAIT_TRY(found, read_newest());
     return {};
   };
-  PLAIT_TRY_VOID(together(read()));
+  PLAIT_TRY_VOID(together(processes_, read()));
   if (!found.note.empty()) observer_.on_note(found.note);
   resumed_ = std::move(found.checkpoint);
   state_.step = resumed_ ? resumed_->state.step : 0;
@@ -395,7 +406,7 @@ Result<> Run::roll_back() {
     log_.emplace(std::move(log));
     return {};
   };
-  return together(leads_ ? cut_log() : Result<>());
+  return together(processes_, leads_ ? cut_log() : Result<>());
 }
 
 Result<double> Run::validate() {
@@ -415,15 +426,26 @@ Result<double> Run::validate() {
   return evaluation.loss;
 }
 
+/// Copies the state; it is written while the next steps run.
 Result<> Run::save() {
   skipped_in_a_row_ = options_.on_nan == OnNan::kRollback ? 0 : skipped_in_a_row_;
-  PLAIT_TRY(auto parameters, engine_->save());
-  if (!leads_) return {};
-  PLAIT_TRY_VOID(log_->sync());
-  PLAIT_TRY(summary_.checkpoint,
-            write_checkpoint(options_.out,
-                             Checkpoint{.state = state_, .config = job_.model, .parameters = std::move(parameters)},
-                             options_.checkpoint));
+  PLAIT_TRY_VOID(finish_checkpoint());
+  engine_->copy_shares(writer_.shares());
+  PLAIT_TRY_VOID(writer_.begin(state_));
+  return options_.checkpoint.writing == CheckpointWriting::kAside ? Result<>() : finish_checkpoint();
+}
+
+/// Ends the checkpoint under way if all processes have written their shares.
+Result<> Run::finish_written() {
+  if (!writer_.is_busy()) return {};
+  PLAIT_TRY(const bool goes_on, any(!writer_.is_written()));
+  return goes_on ? Result<>() : finish_checkpoint();
+}
+
+Result<> Run::finish_checkpoint() {
+  if (!writer_.is_busy()) return {};
+  PLAIT_TRY_VOID(together(processes_, leads_ ? log_->sync() : Result<>()));
+  PLAIT_TRY(summary_.checkpoint, writer_.finish());
   observer_.on_checkpoint(summary_.checkpoint);
   return {};
 }
