@@ -41,6 +41,7 @@ Result<std::optional<ModelSource>> read_source(const TrainFlags& f, const FlagSe
     return make_error(ErrorCode::kInvalidArgument, "train.flags",
                       "{} does not go with --init-from, whose model has its sizes", flag);
   PLAIT_TRY(ModelSource source, load_model(f.init_from));
+  print_note(source.note);
   return std::optional(std::move(source));
 }
 
@@ -148,7 +149,7 @@ Result<int> train_command(int argc, const char* const* argv) {
   }
   if (is_to_launch(f.job)) {
     PLAIT_TRY_VOID(check_launch(f));
-    return launch_job(f.job, argc, argv);
+    return launch_job(f.job, argc, argv, f.out);
   }
   PLAIT_TRY(const std::shared_ptr<JobProcesses> processes, join_if_started(f.job, f.timeout));
   if (processes == nullptr) return run(f, flags, processes);

@@ -44,13 +44,19 @@ struct Checkpoint {
   std::map<std::string, ParameterState> parameters;
 };
 
+enum class CheckpointWriting : std::uint8_t {
+  kAside,     ///< beside the next steps, from a copy of the state
+  kInBetween  ///< the next step waits
+};
+
 struct CheckpointOptions {
-  int keep = 2;                                        ///< newest ones to keep; 0 keeps all
+  int keep = 2;  ///< newest ones to keep; 0 keeps all
+  CheckpointWriting writing = CheckpointWriting::kAside;
   std::optional<std::filesystem::path> sentencepiece;  ///< copied along as tokenizer.model
 };
 
-/// Writes RUN/checkpoints/step-000100: config.json, model.safetensors (a Hugging Face directory), optimizer.safetensors
-/// with the moments as NAME.exp_avg and so on, state.json, and MANIFEST.json with the size and CRC-64 of each. The folder
+/// Writes RUN/checkpoints/step-000100 with a CheckpointWriter: config.json, model.safetensors (a Hugging Face directory), optimizer.safetensors
+/// with the moments as NAME.exp_avg and so on, state.json, and MANIFEST.json with the size and CRC-64 of each and one of its own. The folder
 /// grows under a temporary name, every file and folder is fsynced, then it is renamed: it is there whole or not at all.
 ///
 /// \returns its path
@@ -58,24 +64,29 @@ struct CheckpointOptions {
 Result<std::filesystem::path> write_checkpoint(const std::filesystem::path& run, const Checkpoint& checkpoint,
                                                const CheckpointOptions& options);
 
-/// Newest complete checkpoint of a run folder, found by looking, not by a marker that could be wrong.
-struct CheckpointSearch {
-  std::optional<std::filesystem::path> newest;
-  std::vector<std::string> notes;  ///< incomplete ones that were passed over
+/// The newest checkpoint of a run that is intact.
+struct FoundCheckpoint {
+  std::filesystem::path path;            ///< empty: the run has none
+  std::optional<Checkpoint> checkpoint;  ///< likewise
+  std::string note;  ///< which newer ones were damaged, in what, and which one is used; empty: none was
 };
-/// A temporary of a run that was killed is ignored.
-CheckpointSearch find_checkpoint(const std::filesystem::path& run);
+/// Found by looking, not by a marker that could be wrong. What a killed run left under a temporary name is ignored.
+/// \errors kIo "checkpoint.damaged" if there are checkpoints, but none is intact
+Result<FoundCheckpoint> read_newest_checkpoint(const std::filesystem::path& run);
 
 /// Removes what a killed run left in the middle of writing.
 Result<> remove_temporaries(const std::filesystem::path& run);
 
-/// \errors kIo "checkpoint.damaged": a checksum differs; "checkpoint.not_finite": a tensor holds NaN or infinity, with its
+/// \errors kIo "checkpoint.damaged": a file is missing, cut short or differs in any bit; "checkpoint.not_finite": a tensor holds NaN or infinity, with its
 ///         name; and whatever reading the model finds
 Result<Checkpoint> read_checkpoint(const std::filesystem::path& checkpoint);
 
 /// state.json of a checkpoint.
+std::string run_state_json(const RunState& state);
 Result<RunState> read_run_state(const std::filesystem::path& checkpoint);
 
+/// "checkpoint.not_finite" if the tensor holds NaN or infinity; `where` heads the message.
+Result<> check_finite(const at::Tensor& tensor, const std::string& name, const std::string& where);
 /// "checkpoint.not_finite" with the name of the first tensor that holds NaN or infinity; `where` heads the message.
 Result<> check_finite(const std::map<std::string, ParameterState>& parameters, const std::string& where);
 
