@@ -18,9 +18,8 @@ using Clock = std::chrono::steady_clock;
 /// How long each of `num_threads` that hand over to each other may spin: about what it costs to wake a sleeping core (in
 /// a virtual machine 50 to 150 us, most of it on the side of the waker) while each has a core of its own, else not at all.
 inline Clock::duration spin_time(int num_threads) {
-  using namespace std::chrono_literals;
-  return static_cast<unsigned>(num_threads) <= std::thread::hardware_concurrency() ? Clock::duration(200us)
-                                                                                   : Clock::duration(0);
+  constexpr std::chrono::microseconds kWakeUp{200};
+  return static_cast<unsigned>(num_threads) <= std::thread::hardware_concurrency() ? kWakeUp : Clock::duration::zero();
 }
 
 /// Where one thread waits for others: it spins a while, then sleeps. Without a spin_time() it spins for about as long as

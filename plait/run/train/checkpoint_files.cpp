@@ -41,6 +41,9 @@ Result<std::vector<ManifestEntry>> read_manifest(const fs::path& checkpoint) {
   std::vector<ManifestEntry> entries;
   try {
     const Json document = Json::parse(text);
+    if (const int format = document.at("format").get<int>(); format != kFormat)
+      return damaged_checkpoint(
+          path, fmt::format("format {}, expected {}: another version of plait wrote it", format, kFormat));
     for (const Json& file : document.at("files")) {
       ManifestEntry& entry = entries.emplace_back();
       entry.name = file.at("name").get<std::string>();
