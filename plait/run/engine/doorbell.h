@@ -17,13 +17,16 @@ using Clock = std::chrono::steady_clock;
 ///
 /// No wake-up is lost: a ringer publishes its data, then rings; the waiter reads the number of rings before it looks at
 /// the data, and the kernel lets it sleep only while that number is unchanged.
-class alignas(64) Doorbell {
+///
+/// \tparam kFlag  FUTEX_PRIVATE_FLAG among threads; none in memory that processes share
+template <int kFlag>
+class alignas(64) BasicDoorbell {
  public:
   /// Call after publishing what the waiter looks for.
   void ring() {
     rings_.fetch_add(1, std::memory_order_seq_cst);
     if (sleeping_.load(std::memory_order_seq_cst))
-      syscall(SYS_futex, address(), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+      syscall(SYS_futex, address(), FUTEX_WAKE | kFlag, 1, nullptr, nullptr, 0);
   }
 
   /// Returns true once ready() does, false at the deadline. One thread at a time.
@@ -41,7 +44,7 @@ class alignas(64) Doorbell {
       sleeping_.store(true, std::memory_order_seq_cst);
       const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
       const timespec timeout{.tv_sec = seconds.count(), .tv_nsec = std::chrono::nanoseconds(left - seconds).count()};
-      syscall(SYS_futex, address(), FUTEX_WAIT_PRIVATE, heard, &timeout, nullptr, 0);
+      syscall(SYS_futex, address(), FUTEX_WAIT | kFlag, heard, &timeout, nullptr, 0);
       sleeping_.store(false, std::memory_order_seq_cst);
     }
   }
@@ -53,5 +56,7 @@ class alignas(64) Doorbell {
   std::atomic<std::uint32_t> rings_ = 0;
   std::atomic<bool> sleeping_ = false;
 };
+using Doorbell = BasicDoorbell<FUTEX_PRIVATE_FLAG>;
+using SharedDoorbell = BasicDoorbell<0>;  ///< between processes, in zeroed memory that they share
 
 }  // namespace plait

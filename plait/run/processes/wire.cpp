@@ -7,7 +7,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 namespace plait {
@@ -30,20 +29,24 @@ Extent extent_of(const at::Tensor& tensor) {
 
 /// What the message uses of one storage.
 struct Use {
+  const c10::StorageImpl* storage = nullptr;
   Extent extent;
   std::int64_t needed = 0;  ///< bytes of its tensors, each view counted
   std::vector<std::size_t> tensors;
 };
 
-std::map<const c10::StorageImpl*, Use> uses_of(const std::vector<at::Tensor>& tensors) {
-  std::map<const c10::StorageImpl*, Use> uses;
+/// In the order of the tensors, not of addresses. Storages are few: a search is faster than a map.
+std::vector<Use> uses_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<Use> uses;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& tensor = tensors[i];
     if (!tensor.defined()) continue;
     PLAIT_CHECK(tensor.is_cpu(), "tensor {} is not in host memory", i);
     const Extent extent = extent_of(tensor);
-    const auto [at, is_new] = uses.try_emplace(tensor.storage().unsafeGetStorageImpl(), Use{.extent = extent});
-    Use& use = at->second;
+    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    auto at = std::find_if(uses.begin(), uses.end(), [&](const Use& use) { return use.storage == storage; });
+    if (at == uses.end()) at = uses.insert(at, Use{.storage = storage, .extent = extent});
+    Use& use = *at;
     use.extent = {.begin = std::min(use.extent.begin, extent.begin), .end = std::max(use.extent.end, extent.end)};
     use.needed += static_cast<std::int64_t>(tensor.nbytes());
     use.tensors.push_back(i);
@@ -53,7 +56,7 @@ std::map<const c10::StorageImpl*, Use> uses_of(const std::vector<at::Tensor>& te
 
 /// Views with wide gaps between them travel without the gaps, at the price of a copy.
 void close_gaps(std::vector<at::Tensor>& tensors) {
-  for (const auto& [storage, use] : uses_of(tensors)) {
+  for (const Use& use : uses_of(tensors)) {
     const std::int64_t covered = use.extent.end - use.extent.begin;
     if (covered <= use.needed + use.needed / 4) continue;
     for (const std::size_t i : use.tensors) tensors[i] = at::clone(tensors[i], at::MemoryFormat::Contiguous);
@@ -70,18 +73,14 @@ WireMessage pack(Message&& message) {
   std::vector<std::int32_t> piece_of(message.tensors.size(), -1);
   std::vector<std::int64_t> begin_of(message.tensors.size(), 0);
   std::vector<std::uint64_t> sizes;
-  const auto uses = uses_of(message.tensors);
-  // In the order of the tensors, not of addresses.
-  for (std::size_t i = 0; i < message.tensors.size(); ++i) {
-    if (!message.tensors[i].defined() || piece_of[i] >= 0) continue;
-    const Use& use = uses.at(message.tensors[i].storage().unsafeGetStorageImpl());
+  for (const Use& use : uses_of(message.tensors)) {
     const std::int64_t begin = use.extent.begin / kAlignment * kAlignment;
     for (const std::size_t user : use.tensors) {
       piece_of[user] = static_cast<std::int32_t>(wire.pieces.size());
       begin_of[user] = begin;
     }
     const auto size = static_cast<std::size_t>(use.extent.end - begin);
-    const auto* base = static_cast<const char*>(message.tensors[i].storage().data());
+    const auto* base = static_cast<const char*>(message.tensors[use.tensors.front()].storage().data());
     wire.pieces.push_back({.data = base + begin, .size = size});
     sizes.push_back(size);
   }
