@@ -50,7 +50,7 @@ struct Card {
 
 /// A wait of some microseconds is best waited out, a sleep and a wake-up take longer: where every rank has its core.
 Clock::duration spin_of(RankRange here, std::size_t num_ranks) {
-  constexpr std::chrono::microseconds kSpin{200};  // a hand-over of 1 MiB there and back
+  constexpr std::chrono::milliseconds kSpin{1};  // a hand-over of 4 MiB there and back
   cpu_set_t mine;
   CPU_ZERO(&mine);
   if (sched_getaffinity(0, sizeof(mine), &mine) != 0) return {};
@@ -62,7 +62,7 @@ Clock::duration spin_of(RankRange here, std::size_t num_ranks) {
 }  // namespace
 
 NodeLane::NodeLane(const Routes& routes, RankRange here, const std::vector<int>& process_of_rank, int process)
-    : here_(here), process_(process), places_(routes.transfers.size()) {
+    : here_(here), process_(process), places_(routes.transfers.size()), prepared_(routes.transfers.size()) {
   const int num_processes = process_of_rank.back() + 1;
   first_rank_.assign(static_cast<std::size_t>(num_processes), 0);
   peers_.resize(static_cast<std::size_t>(num_processes));
@@ -181,9 +181,12 @@ void NodeLane::send(TransferId id, Message&& message) {
   Memory::bells(peers_[peer].memory)[place.destination.value() - first_rank_[peer]].ring();
 }
 
+bool NodeLane::has_come(const Mailbox& box) const {
+  return box.sent.load(std::memory_order_acquire) == step_;
+}
+
 WaitStatus NodeLane::await(RankId rank, const Mailbox& box, Clock::time_point deadline) {
-  const auto ready = [&] { return box.sent.load(std::memory_order_acquire) == step_; };
-  const auto over = [&] { return ready() || stopped_.load(std::memory_order_relaxed); };
+  const auto over = [&] { return has_come(box) || stopped_.load(std::memory_order_relaxed); };
   if (!over() && spin_ > Clock::duration::zero()) {
     constexpr int kLooks = 32;  // about 1 us between two looks at the clock
     const Clock::time_point until = std::min(deadline, Clock::now() + spin_);
@@ -192,7 +195,7 @@ WaitStatus NodeLane::await(RankId rank, const Mailbox& box, Clock::time_point de
     } while (!over() && Clock::now() < until);
   }
   const bool in_time = Memory::bells(*own_)[rank.value() - here_.begin].wait(over, deadline);
-  if (ready()) return WaitStatus::kReady;
+  if (has_come(box)) return WaitStatus::kReady;
   return in_time ? WaitStatus::kStopped : WaitStatus::kTimedOut;
 }
 
@@ -200,9 +203,15 @@ WaitStatus NodeLane::receive(TransferId id, Message& message, Clock::time_point 
   const Place& place = places_[static_cast<std::size_t>(id)];
   const RankId rank = place.destination;
   Mailbox& box = Memory::mailboxes(*own_, static_cast<std::size_t>(here_.size()))[place.mailbox];
+  Prepared& prepared = prepared_[static_cast<std::size_t>(id)];
+  if (!prepared.head.empty() && !has_come(box)) {
+    prepared.receipt.emplace(prepared.head);
+    const AccountScope scope(in_flight_account());
+    prepared.receipt->allocate();
+  }
   const WaitStatus status = await(rank, box, deadline);
   if (status != WaitStatus::kReady) return status;
-  if (take(place, box, message)) {
+  if (take(place, box, prepared, message)) {
     box.taken.store(step_, std::memory_order_release);
     return WaitStatus::kReady;
   }
@@ -213,7 +222,7 @@ WaitStatus NodeLane::receive(TransferId id, Message& message, Clock::time_point 
 }
 
 /// False where the sender cannot be read any more.
-bool NodeLane::take(const Place& place, Mailbox& box, Message& message) {
+bool NodeLane::take(const Place& place, Mailbox& box, Prepared& prepared, Message& message) {
   const pid_t sender = peers_[static_cast<std::size_t>(place.peer)].pid;
   std::string fetched;
   std::string_view bytes(reinterpret_cast<const char*>(box.bytes), std::min<std::size_t>(box.num_bytes, box.kRoom));
@@ -223,10 +232,15 @@ bool NodeLane::take(const Place& place, Mailbox& box, Message& message) {
     if (!read_process(sender, {&piece, 1})) return false;
     bytes = fetched;
   }
-  WireReceipt receipt(bytes.substr(0, box.head_size));
+  const std::string_view head = bytes.substr(0, box.head_size);
+  if (!prepared.receipt || prepared.head != head) {
+    prepared.head = head;
+    prepared.receipt.emplace(head);
+    const AccountScope scope(in_flight_account());
+    prepared.receipt->allocate();
+  }
+  WireReceipt receipt = *std::exchange(prepared.receipt, std::nullopt);
   ByteReader rest(bytes.substr(box.head_size));
-  const AccountScope scope(in_flight_account());
-  receipt.allocate();
   std::size_t payload = 0;
   for (std::size_t piece = 0; piece < receipt.num_pieces(); ++piece) payload += receipt.size_of(piece);
   if (box.head_size + payload <= Mailbox::kRoom) {

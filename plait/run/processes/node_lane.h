@@ -72,8 +72,14 @@ class NodeLane {
   };
 
   [[nodiscard]] Mailbox& outgoing(TransferId id) const;
+  /// What is ready for a message before it comes: of the last step, whose form it most likely has again.
+  struct Prepared {
+    std::string head;
+    std::optional<WireReceipt> receipt;
+  };
+  [[nodiscard]] bool has_come(const Mailbox& box) const;
   WaitStatus await(RankId rank, const Mailbox& box, Clock::time_point deadline);
-  bool take(const Place& place, Mailbox& box, Message& message);
+  bool take(const Place& place, Mailbox& box, Prepared& prepared, Message& message);
 
   RankRange here_;
   int process_;
@@ -81,6 +87,7 @@ class NodeLane {
   std::vector<int> first_rank_;  ///< per process
   std::optional<SharedMemory> own_;
   std::vector<Peer> peers_;              ///< per process
+  std::vector<Prepared> prepared_;       ///< per transfer
   std::vector<std::vector<Sent>> sent_;  ///< per rank that is here: what others may still read
   std::uint64_t probe_ = 0;              ///< read by others to see whether they can
   Clock::duration spin_{};

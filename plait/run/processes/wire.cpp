@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 namespace plait {
@@ -54,13 +55,16 @@ std::vector<Use> uses_of(const std::vector<at::Tensor>& tensors) {
   return uses;
 }
 
-/// Views with wide gaps between them travel without the gaps, at the price of a copy.
-void close_gaps(std::vector<at::Tensor>& tensors) {
-  for (const Use& use : uses_of(tensors)) {
+/// Views with wide gaps between them travel without the gaps, at the price of a copy. Whether there were any.
+bool close_gaps(std::vector<at::Tensor>& tensors, const std::vector<Use>& uses) {
+  bool any = false;
+  for (const Use& use : uses) {
     const std::int64_t covered = use.extent.end - use.extent.begin;
     if (covered <= use.needed + use.needed / 4) continue;
     for (const std::size_t i : use.tensors) tensors[i] = at::clone(tensors[i], at::MemoryFormat::Contiguous);
+    any = true;
   }
+  return any;
 }
 
 constexpr std::int64_t kAlignment = 64;  // of the allocator: what is aligned here is aligned there
@@ -68,12 +72,13 @@ constexpr std::int64_t kAlignment = 64;  // of the allocator: what is aligned he
 }  // namespace
 
 WireMessage pack(Message&& message) {
-  close_gaps(message.tensors);
   WireMessage wire;
   std::vector<std::int32_t> piece_of(message.tensors.size(), -1);
   std::vector<std::int64_t> begin_of(message.tensors.size(), 0);
   std::vector<std::uint64_t> sizes;
-  for (const Use& use : uses_of(message.tensors)) {
+  std::vector<Use> uses = uses_of(message.tensors);
+  if (close_gaps(message.tensors, uses)) uses = uses_of(message.tensors);
+  for (const Use& use : uses) {
     const std::int64_t begin = use.extent.begin / kAlignment * kAlignment;
     for (const std::size_t user : use.tensors) {
       piece_of[user] = static_cast<std::int32_t>(wire.pieces.size());
@@ -84,7 +89,9 @@ WireMessage pack(Message&& message) {
     wire.pieces.push_back({.data = base + begin, .size = size});
     sizes.push_back(size);
   }
-  ByteWriter out;
+  constexpr std::size_t kFixed = 64;      // bytes, about
+  constexpr std::size_t kPerTensor = 96;  // of three dimensions
+  ByteWriter out(kFixed + kPerTensor * message.tensors.size());
   out.put(message.value).put_list(message.counts).put_list(sizes).put(message.tensors.size());
   for (std::size_t i = 0; i < message.tensors.size(); ++i) {
     const at::Tensor& tensor = message.tensors[i];
@@ -92,7 +99,8 @@ WireMessage pack(Message&& message) {
     if (!tensor.defined()) continue;
     const auto width = static_cast<std::int64_t>(tensor.element_size());
     out.put(tensor.scalar_type()).put(tensor.storage_offset() - begin_of[i] / width);
-    out.put_list(tensor.sizes().vec()).put_list(tensor.strides().vec());
+    out.put_list(std::span(tensor.sizes().data(), tensor.sizes().size()));
+    out.put_list(std::span(tensor.strides().data(), tensor.strides().size()));
   }
   wire.head = out.take();
   wire.holders = std::move(message.tensors);
