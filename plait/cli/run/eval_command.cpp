@@ -1,5 +1,6 @@
 #include "plait/cli/run/commands.h"
 #include "plait/cli/run/data_flags.h"
+#include "plait/cli/run/progress.h"
 #include "plait/cli/run/train_flags.h"
 #include "plait/run/train/evaluate.h"
 #include "plait/run/train/model_source.h"
@@ -46,6 +47,7 @@ Result<> check(const EvalFlags& f) {
 Result<int> run(EvalFlags& f, const FlagSet& flags) {
   PLAIT_TRY_VOID(check(f));
   PLAIT_TRY(const ModelSource source, load_model(f.model));
+  print_note(source.note);
   use_tokenizer_of(source, f.data);
   if (!flags.given("--seq")) f.data.seq = std::min(f.data.seq, source.config.max_positions);
   PLAIT_TRY(const LoadedData data, load_data(f.data, flags, source.config.vocab_size));

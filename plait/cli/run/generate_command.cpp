@@ -1,5 +1,6 @@
 #include "plait/cli/run/commands.h"
 #include "plait/cli/run/data_flags.h"
+#include "plait/cli/run/progress.h"
 #include "plait/cli/run/train_flags.h"
 #include "plait/run/generate/generate.h"
 #include "plait/run/train/model_source.h"
@@ -65,6 +66,7 @@ Result<int> run(GenerateFlags& f, const FlagSet& flags) {
   if (f.model.empty()) return refuse("--model is missing: a run, a checkpoint or a Hugging Face directory");
   if (f.prompt.empty() == f.prompt_tokens.empty()) return refuse("one of --prompt and --prompt-tokens must be given");
   PLAIT_TRY(const ModelSource source, load_model(f.model));
+  print_note(source.note);
   DataFlags data;
   data.sentencepiece = f.sentencepiece;
   use_tokenizer_of(source, data);

@@ -17,6 +17,10 @@ std::string clock_time(double seconds) {
 
 }  // namespace
 
+void print_note(const std::string& note) {
+  if (!note.empty()) std::fprintf(stderr, "%s\n", note.c_str());
+}
+
 Progress::Progress(std::int64_t log_every) : terminal_(::isatty(STDERR_FILENO) != 0), log_every_(log_every) {}
 
 void Progress::on_start(std::int64_t first_step, std::int64_t last_step) {

@@ -8,6 +8,9 @@
 
 namespace plait::cli {
 
+/// A line on stderr, unless it is empty.
+void print_note(const std::string& note);
+
 /// Shows a run on stderr: one line that renews itself on a terminal, plain lines elsewhere.
 class Progress final : public TrainObserver {
  public:

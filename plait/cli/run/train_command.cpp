@@ -41,6 +41,7 @@ Result<std::optional<ModelSource>> read_source(const TrainFlags& f, const FlagSe
     return make_error(ErrorCode::kInvalidArgument, "train.flags",
                       "{} does not go with --init-from, whose model has its sizes", flag);
   PLAIT_TRY(ModelSource source, load_model(f.init_from));
+  print_note(source.note);
   return std::optional(std::move(source));
 }
 

@@ -25,11 +25,10 @@ constexpr std::string_view kOptimizer = "optimizer.safetensors";
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::string_view kTemporaryPrefix = ".tmp-";
 constexpr std::string_view kDoomedPrefix = ".tmp-old-";  // never the name of one that is being written
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
 
 Error damaged(const fs::path& path, std::string_view what) {
-  return make_error(ErrorCode::kIo, "checkpoint.damaged",
-                    "{}: {}; remove this checkpoint to go on from the one before it", path.string(), what);
+  return make_error(ErrorCode::kIo, "checkpoint.damaged", "{}: {}", path.string(), what);
 }
 
 std::string state_json(const RunState& state) {
@@ -72,15 +71,31 @@ struct ManifestEntry {
   FileDigest digest;
 };
 
+/// With a checksum of all that stands before it.
+std::string manifest_text(const std::vector<ManifestEntry>& entries) {
+  Json list = Json::array();
+  for (const ManifestEntry& entry : entries)
+    list.push_back(
+        {{"name", entry.name}, {"bytes", entry.digest.bytes}, {"crc64", fmt::format("{:016x}", entry.digest.crc)}});
+  Json document{{"format", kFormat}, {"files", list}};
+  document["crc64"] = fmt::format("{:016x}", crc64(document.dump(2)));
+  return document.dump(2) + "\n";
+}
+
+/// A manifest is read back only if it has the very bytes that were written.
 Result<std::vector<ManifestEntry>> read_manifest(const fs::path& checkpoint) {
-  return parse_json<std::vector<ManifestEntry>>(checkpoint / kManifest, [](const Json& document) {
-    std::vector<ManifestEntry> entries;
-    for (const Json& file : document.at("files"))
-      entries.push_back({.name = file.at("name").get<std::string>(),
-                         .digest = {.bytes = file.at("bytes").get<std::uint64_t>(),
-                                    .crc = parse_hex(file.at("crc64").get<std::string>())}});
-    return entries;
-  });
+  const fs::path path = checkpoint / kManifest;
+  PLAIT_TRY(const std::string text, read_file(path));
+  PLAIT_TRY(std::vector<ManifestEntry> entries, parse_json<std::vector<ManifestEntry>>(path, [](const Json& document) {
+              std::vector<ManifestEntry> found;
+              for (const Json& file : document.at("files"))
+                found.push_back({.name = file.at("name").get<std::string>(),
+                                 .digest = {.bytes = file.at("bytes").get<std::uint64_t>(),
+                                            .crc = parse_hex(file.at("crc64").get<std::string>())}});
+              return found;
+            }));
+  if (text != manifest_text(entries)) return damaged(path, "it is not as it was written");
+  return entries;
 }
 
 /// Digests and fsyncs every file of the folder, then writes the manifest that closes it.
@@ -88,14 +103,13 @@ Result<> seal(const fs::path& folder) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path());
   std::sort(files.begin(), files.end());
-  Json list = Json::array();
+  std::vector<ManifestEntry> entries;
   for (const fs::path& file : files) {
     PLAIT_TRY_VOID(sync_path(file));
     PLAIT_TRY(const FileDigest digest, digest_file(file));
-    list.push_back(
-        {{"name", file.filename().string()}, {"bytes", digest.bytes}, {"crc64", fmt::format("{:016x}", digest.crc)}});
+    entries.push_back({.name = file.filename().string(), .digest = digest});
   }
-  PLAIT_TRY_VOID(write_file(folder / kManifest, Json{{"format", kFormat}, {"files", list}}.dump(2) + "\n"));
+  PLAIT_TRY_VOID(write_file(folder / kManifest, manifest_text(entries)));
   return sync_path(folder);
 }
 
@@ -149,19 +163,6 @@ std::vector<StepFolder> step_folders(const fs::path& run) {
   return found;
 }
 
-/// Why a folder is no complete checkpoint: a file that is missing or cut short. Empty if it is complete.
-std::string why_incomplete(const fs::path& checkpoint) {
-  const auto manifest = read_manifest(checkpoint);
-  if (!manifest) return fmt::format("{} is missing or torn", kManifest);
-  std::error_code ec;
-  for (const ManifestEntry& entry : *manifest) {
-    const std::uint64_t bytes = fs::file_size(checkpoint / entry.name, ec);
-    if (ec) return entry.name + " is missing";
-    if (bytes < entry.digest.bytes) return fmt::format("{} has {} of {} bytes", entry.name, bytes, entry.digest.bytes);
-  }
-  return {};
-}
-
 /// Under another name first, so that no half-removed folder is ever taken for a checkpoint.
 void remove_checkpoint(const fs::path& path) {
   std::error_code ec;
@@ -171,10 +172,12 @@ void remove_checkpoint(const fs::path& path) {
   if (!ec) fs::remove_all(doomed, ec);
 }
 
-void prune(const fs::path& run, int keep) {
+/// Those of later steps than the newest good one are damaged ones that a resumed run has not come to yet: they neither
+/// count nor go.
+void prune(const fs::path& run, std::int64_t newest, int keep) {
   if (keep <= 0) return;
-  const std::vector<StepFolder> folders = step_folders(run);
-  for (std::size_t i = static_cast<std::size_t>(keep); i < folders.size(); ++i) remove_checkpoint(folders[i].path);
+  for (const StepFolder& folder : step_folders(run))
+    if (folder.step <= newest && --keep < 0) remove_checkpoint(folder.path);
 }
 
 Result<> check_manifest(const fs::path& checkpoint) {
@@ -218,21 +221,31 @@ Result<fs::path> write_checkpoint(const fs::path& run, const Checkpoint& checkpo
                       final_path.string(), why);
   }
   PLAIT_TRY_VOID(sync_path(folder));
-  prune(run, options.keep);
+  prune(run, checkpoint.state.step, options.keep);
   return final_path;
 }
 
-CheckpointSearch find_checkpoint(const fs::path& run) {
-  CheckpointSearch search;
-  for (const StepFolder& folder : step_folders(run)) {
-    const std::string why = why_incomplete(folder.path);
-    if (why.empty()) {
-      search.newest = folder.path;
-      return search;
+Result<FoundCheckpoint> read_newest_checkpoint(const fs::path& run) {
+  const std::vector<StepFolder> folders = step_folders(run);
+  FoundCheckpoint found;
+  std::string why;
+  for (const StepFolder& folder : folders) {
+    Result<Checkpoint> checkpoint = read_checkpoint(folder.path);
+    if (!checkpoint) {
+      why += (why.empty() ? "" : "; ") + checkpoint.error().message;
+      continue;
     }
-    search.notes.push_back(fmt::format("{} is incomplete ({}); trying the one before it", folder.path.string(), why));
+    found.path = folder.path;
+    found.checkpoint = *std::move(checkpoint);
+    if (!why.empty())
+      found.note = fmt::format("a checkpoint is damaged and passed over: {}; going on from {} instead", why,
+                               folder.path.string());
+    return found;
   }
-  return search;
+  if (folders.empty()) return found;
+  return make_error(ErrorCode::kIo, "checkpoint.damaged",
+                    "{}: no checkpoint is intact: {}; remove them to start from the beginning",
+                    (run / "checkpoints").string(), why);
 }
 
 Result<> remove_temporaries(const fs::path& run) {

@@ -50,7 +50,7 @@ struct CheckpointOptions {
 };
 
 /// Writes RUN/checkpoints/step-000100: config.json, model.safetensors (a Hugging Face directory), optimizer.safetensors
-/// with the moments as NAME.exp_avg and so on, state.json, and MANIFEST.json with the size and CRC-64 of each. The folder
+/// with the moments as NAME.exp_avg and so on, state.json, and MANIFEST.json with the size and CRC-64 of each and one of its own. The folder
 /// grows under a temporary name, every file and folder is fsynced, then it is renamed: it is there whole or not at all.
 ///
 /// \returns its path
@@ -58,18 +58,20 @@ struct CheckpointOptions {
 Result<std::filesystem::path> write_checkpoint(const std::filesystem::path& run, const Checkpoint& checkpoint,
                                                const CheckpointOptions& options);
 
-/// Newest complete checkpoint of a run folder, found by looking, not by a marker that could be wrong.
-struct CheckpointSearch {
-  std::optional<std::filesystem::path> newest;
-  std::vector<std::string> notes;  ///< incomplete ones that were passed over
+/// The newest checkpoint of a run that is intact.
+struct FoundCheckpoint {
+  std::filesystem::path path;            ///< empty: the run has none
+  std::optional<Checkpoint> checkpoint;  ///< likewise
+  std::string note;  ///< which newer ones were damaged, in what, and which one is used; empty: none was
 };
-/// A temporary of a run that was killed is ignored.
-CheckpointSearch find_checkpoint(const std::filesystem::path& run);
+/// Found by looking, not by a marker that could be wrong. What a killed run left under a temporary name is ignored.
+/// \errors kIo "checkpoint.damaged" if there are checkpoints, but none is intact
+Result<FoundCheckpoint> read_newest_checkpoint(const std::filesystem::path& run);
 
 /// Removes what a killed run left in the middle of writing.
 Result<> remove_temporaries(const std::filesystem::path& run);
 
-/// \errors kIo "checkpoint.damaged": a checksum differs; "checkpoint.not_finite": a tensor holds NaN or infinity, with its
+/// \errors kIo "checkpoint.damaged": a file is missing, cut short or differs in any bit; "checkpoint.not_finite": a tensor holds NaN or infinity, with its
 ///         name; and whatever reading the model finds
 Result<Checkpoint> read_checkpoint(const std::filesystem::path& checkpoint);
 

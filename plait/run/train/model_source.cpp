@@ -9,8 +9,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Result<ModelSource> from_checkpoint(const fs::path& path) {
-  PLAIT_TRY(Checkpoint checkpoint, read_checkpoint(path));
+ModelSource from_checkpoint(const fs::path& path, Checkpoint checkpoint) {
   for (auto& [name, state] : checkpoint.parameters) state.moments.clear();
   return ModelSource{.path = path,
                      .config = checkpoint.config,
@@ -22,12 +21,17 @@ Result<ModelSource> from_checkpoint(const fs::path& path) {
 
 Result<ModelSource> load_model(const fs::path& folder) {
   std::error_code ec;
-  if (fs::exists(folder / "state.json", ec)) return from_checkpoint(folder);
+  if (fs::exists(folder / "state.json", ec)) {
+    PLAIT_TRY(Checkpoint checkpoint, read_checkpoint(folder));
+    return from_checkpoint(folder, std::move(checkpoint));
+  }
   if (fs::exists(folder / "checkpoints", ec)) {
-    const CheckpointSearch search = find_checkpoint(folder);
-    if (!search.newest)
-      return make_error(ErrorCode::kIo, "model.missing", "{}: this run has no complete checkpoint", folder.string());
-    return from_checkpoint(*search.newest);
+    PLAIT_TRY(FoundCheckpoint found, read_newest_checkpoint(folder));
+    if (!found.checkpoint)
+      return make_error(ErrorCode::kIo, "model.missing", "{}: this run has no checkpoint", folder.string());
+    ModelSource source = from_checkpoint(found.path, *std::move(found.checkpoint));
+    source.note = std::move(found.note);
+    return source;
   }
   ModelSource source{.path = folder};
   PLAIT_TRY(source.config, read_model_config(folder));

@@ -18,6 +18,7 @@ struct ModelSource {
   ModelConfig config;
   std::map<std::string, ParameterState> parameters;  ///< weights alone
   std::optional<RunState> state;                     ///< of a checkpoint
+  std::string note;                                  ///< about damaged checkpoints that were passed over; empty: none
 };
 
 /// Reads the newest checkpoint of a run folder, a checkpoint, or any Hugging Face model directory. Every weight is finite.

@@ -80,7 +80,7 @@ class Run {
  private:
   Result<> check_inputs() const;
   Result<> find_start();
-  Result<CheckpointSearch> find_for_all() const;
+  Result<FoundCheckpoint> read_newest() const;
   Result<> find_profiled_step();
   Result<> check_identity(const Checkpoint& checkpoint, const fs::path& path) const;
   Result<> check_space() const;
@@ -161,19 +161,18 @@ Result<> Run::find_start() {
                           options_.out.string(), name);
     return {};
   }
-  PLAIT_TRY(const CheckpointSearch search, find_for_all());
-  for (const std::string& note : search.notes) observer_.on_note(note);
-  if (!search.newest) {
-    observer_.on_note(
-        fmt::format("{} holds no complete checkpoint; starting from the beginning", options_.out.string()));
+  PLAIT_TRY(FoundCheckpoint found, read_newest());
+  if (!found.note.empty()) observer_.on_note(found.note);
+  if (!found.checkpoint) {
+    observer_.on_note(fmt::format("{} holds no checkpoint; starting from the beginning", options_.out.string()));
     return {};
   }
-  PLAIT_TRY(resumed_, read_checkpoint(*search.newest));
-  PLAIT_TRY_VOID(check_identity(*resumed_, *search.newest));
+  PLAIT_TRY_VOID(check_identity(*found.checkpoint, found.path));
+  resumed_ = std::move(found.checkpoint);
   state_.step = resumed_->state.step;
   state_.samples = resumed_->state.samples;
-  summary_.checkpoint = *search.newest;
-  observer_.on_note(fmt::format("resuming behind step {} from {}", state_.step, search.newest->string()));
+  summary_.checkpoint = found.path;
+  observer_.on_note(fmt::format("resuming behind step {} from {}", state_.step, found.path.string()));
   return {};
 }
 
@@ -186,14 +185,15 @@ Result<> Run::together(const Result<>& mine) const {
   return told.empty() ? Result<>() : Result<>(decode_error(told));
 }
 
-/// Process 0 looks, so that all go on from the same one.
-Result<CheckpointSearch> Run::find_for_all() const {
-  CheckpointSearch search;
-  if (leads_) search = find_checkpoint(options_.out);
-  if (processes_ == nullptr) return search;
-  PLAIT_TRY(const std::string newest, processes_->broadcast(search.newest ? search.newest->string() : ""));
-  if (!newest.empty()) search.newest = newest;
-  return search;
+/// Process 0 chooses, so that all go on from the same one.
+Result<FoundCheckpoint> Run::read_newest() const {
+  if (processes_ == nullptr) return read_newest_checkpoint(options_.out);
+  Result<FoundCheckpoint> found = leads_ ? read_newest_checkpoint(options_.out) : FoundCheckpoint{};
+  PLAIT_TRY(const std::string path, processes_->broadcast(found ? found->path.string() : std::string()));
+  if (leads_ || path.empty()) return found;
+  found->path = path;
+  PLAIT_TRY(found->checkpoint, read_checkpoint(path));
+  return found;
 }
 
 Result<> Run::find_profiled_step() {

@@ -89,6 +89,24 @@ TEST_F(ProcessRun, RestartsFromTheNewestCheckpointWithTheSameBits) {
   expect_same_run("run", "whole", 60);
 }
 
+TEST_F(ProcessRun, GoesOnFromTheCheckpointBeforeADamagedOne) {
+  const Words more = {"--checkpoint-every", "3", "--lr-schedule", "constant"};
+  ASSERT_EQ(run_alone(flags("whole", 9, more)).exit_code, 0);
+  ASSERT_EQ(run_alone(flags("run", 6, more)).exit_code, 0);
+  const fs::path damaged = folder_ / "run" / "checkpoints/step-000006/optimizer.safetensors";
+  fs::resize_file(damaged, fs::file_size(damaged) - 1);
+  const JobResult result = run_alone(flags("run", 9, more + Words{"--processes", "2", "--resume"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr(damaged.string()));
+  EXPECT_THAT(result.err, HasSubstr("resuming behind step 3 from"));
+  expect_same_run("run", "whole", 9);
+  for (const std::string step : {"06", "09"})
+    fs::resize_file(folder_ / "run" / ("checkpoints/step-0000" + step) / "MANIFEST.json", 9);
+  const JobResult refused = run_alone(flags("run", 12, more + Words{"--processes", "2", "--resume"}));
+  EXPECT_EQ(refused.exit_code, 3) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("no checkpoint is intact"));
+}
+
 TEST_F(ProcessRun, RefusesProcessesThatWereGivenDifferentThings) {
   const auto start = [&](const Words& first, const Words& second) {
     Words words = first;

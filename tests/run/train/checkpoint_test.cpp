@@ -6,10 +6,15 @@
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <iostream>
 #include <limits>
+#include <random>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace plait {
 namespace {
@@ -55,8 +60,17 @@ void expect_equal(const Checkpoint& result, const Checkpoint& expected) {
   }
 }
 
+const std::vector<std::string> kFiles = {"config.json", "model.safetensors", "optimizer.safetensors", "state.json",
+                                         "MANIFEST.json"};
+
 class CheckpointTest : public testing::Test {
  protected:
+  void expect_passed_over(const fs::path& older, const fs::path& damaged) const {
+    const auto found = read_newest_checkpoint(run_);
+    ASSERT_TRUE(found) << found.error().message;
+    EXPECT_EQ(found->path, older);
+    EXPECT_THAT(found->note, testing::AllOf(testing::HasSubstr(damaged.string()), testing::HasSubstr(older.string())));
+  }
   void SetUp() override { fs::remove_all(run_); }
   void TearDown() override { fs::remove_all(run_); }
   fs::path write(std::int64_t step, int keep = 2) const {
@@ -82,23 +96,77 @@ TEST_F(CheckpointTest, TheNewestAreKept) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(run_ / "checkpoints")) names.push_back(entry.path().filename());
   EXPECT_THAT(names, testing::UnorderedElementsAre("step-000010", "step-000011", "step-000100"));
-  EXPECT_EQ(find_checkpoint(run_).newest, run_ / "checkpoints" / "step-000100");
+  EXPECT_EQ(read_newest_checkpoint(run_)->path, run_ / "checkpoints" / "step-000100");
 }
 
 TEST_F(CheckpointTest, WhatIsTornIsPassedOverWhateverFileItIs) {
-  for (const char* file :
-       {"config.json", "model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"}) {
+  for (const std::string& file : kFiles) {
     fs::remove_all(run_);
     const fs::path older = write(1);
     const fs::path newer = write(2);
     fs::resize_file(newer / file, fs::file_size(newer / file) / 2);
-    CheckpointSearch search = find_checkpoint(run_);
-    EXPECT_EQ(search.newest, older) << file;
-    ASSERT_EQ(search.notes.size(), 1U) << file;
-    EXPECT_THAT(search.notes[0], testing::HasSubstr("step-000002 is incomplete"));
+    expect_passed_over(older, newer / file);
     fs::remove(newer / file);
-    EXPECT_EQ(find_checkpoint(run_).newest, older) << file;
+    expect_passed_over(older, newer / file);
   }
+}
+
+// Over the bytes of all files together, so that large files are hit more often.
+class Damaged : public CheckpointTest, public testing::WithParamInterface<bool> {};
+
+TEST_P(Damaged, AnywhereIsFoundAndTheOneBeforeIsUsed) {
+  const auto seed = static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  std::cout << "seed " << seed << "\n";
+  std::mt19937_64 random(seed);
+  const fs::path older = write(1);
+  const fs::path newer = write(2);
+  std::vector<std::pair<fs::path, std::uint64_t>> bytes;  // every one of all files
+  for (const std::string& file : kFiles)
+    for (std::uint64_t at = 0; at < fs::file_size(newer / file); ++at) bytes.emplace_back(newer / file, at);
+  for (int i = 0; i < 50; ++i) {
+    const auto& [file, at] = bytes[random() % bytes.size()];
+    const unsigned bit = random() % 8;
+    SCOPED_TRACE(file.string() + ", byte " + std::to_string(at) + ", bit " + std::to_string(bit));
+    const std::string good = *read_file(file.string());
+    std::string bad = good;
+    if (GetParam())
+      bad.resize(at);
+    else
+      bad[at] = static_cast<char>(static_cast<unsigned char>(bad[at]) ^ (1U << bit));
+    ASSERT_TRUE(write_file(file.string(), bad));
+    expect_passed_over(older, file);
+    ASSERT_TRUE(write_file(file.string(), good));
+  }
+  EXPECT_EQ(read_newest_checkpoint(run_)->path, newer);
+}
+
+INSTANTIATE_TEST_SUITE_P(By, Damaged, testing::Values(true, false),
+                         [](const auto& which) { return which.param ? "CuttingItShort" : "FlippingABit"; });
+
+TEST_F(CheckpointTest, WithoutOneThatIsIntactAllAreNamed) {
+  for (const std::int64_t step : {1, 2}) fs::resize_file(write(step) / "state.json", 3);
+  const auto result = read_newest_checkpoint(run_);
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().rule, "checkpoint.damaged");
+  for (const char* path : {"step-000001/state.json", "step-000002/state.json"})
+    EXPECT_THAT(result.error().message, testing::HasSubstr(path));
+}
+
+TEST_F(CheckpointTest, ARunWithoutAnyHasNone) {
+  const auto result = read_newest_checkpoint(run_);
+  ASSERT_TRUE(result);
+  EXPECT_FALSE(result->checkpoint);
+}
+
+// A run that goes on from step 1 and writes step 2 must not lose that for the sake of a damaged step 3.
+TEST_F(CheckpointTest, ADamagedOneOfALaterStepDoesNotCountAmongThoseToKeep) {
+  write(1, 1);
+  const fs::path damaged = write(3, 0);
+  fs::resize_file(damaged / "state.json", 3);
+  const fs::path path = write(2, 1);
+  EXPECT_EQ(read_newest_checkpoint(run_)->path, path);
+  EXPECT_TRUE(fs::exists(damaged));
+  EXPECT_FALSE(fs::exists(run_ / "checkpoints" / "step-000001"));
 }
 
 TEST_F(CheckpointTest, OneOfTheSameStepIsReplaced) {
@@ -114,9 +182,10 @@ TEST_F(CheckpointTest, TemporariesAreIgnoredAndRemoved) {
   const fs::path path = write(1);
   fs::create_directories(run_ / "checkpoints" / ".tmp-step-000002");
   fs::create_directories(run_ / "checkpoints" / "step-x");
-  const CheckpointSearch search = find_checkpoint(run_);
-  EXPECT_EQ(search.newest, path);
-  EXPECT_TRUE(search.notes.empty());
+  const auto found = read_newest_checkpoint(run_);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->path, path);
+  EXPECT_EQ(found->note, "");
   ASSERT_TRUE(remove_temporaries(run_));
   EXPECT_FALSE(fs::exists(run_ / "checkpoints" / ".tmp-step-000002"));
   EXPECT_TRUE(fs::exists(path));
@@ -124,7 +193,7 @@ TEST_F(CheckpointTest, TemporariesAreIgnoredAndRemoved) {
 
 TEST_F(CheckpointTest, AFlippedBitIsFoundInEveryFile) {
   const fs::path path = write(1);
-  for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "state.json"}) {
+  for (const std::string& file : kFiles) {
     const std::string good = *read_file((path / file).string());
     std::string bad = good;
     bad[bad.size() / 2] = static_cast<char>(bad[bad.size() / 2] ^ 4);

@@ -151,28 +151,27 @@ TEST_F(ResumeElsewhere, WithOtherMicrobatches) {
     EXPECT_NEAR(losses[i], whole_[i], 1e-5 * whole_[i]) << "step " << i + 1;
 }
 
-TEST_F(ResumeElsewhere, AnIncompleteNewestCheckpointIsPassedOverAndSaid) {
-  const fs::path run = folder_ / "torn";
-  fs::copy(folder_ / "whole", run, fs::copy_options::recursive);
-  fs::resize_file(run / "checkpoints/step-000040/model.safetensors", 100);
-  const CommandResult resumed = run_command(flags("torn", {"--resume"}));
-  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
-  EXPECT_THAT(resumed.err, HasSubstr("step-000040 is incomplete"));
-  EXPECT_THAT(resumed.err, HasSubstr("resuming behind step 36"));
-  expect_whole("torn");
-}
-
-TEST_F(ResumeElsewhere, ADamagedCheckpointIsRefused) {
+TEST_F(ResumeElsewhere, ADamagedNewestCheckpointIsPassedOverAndSaid) {
   const fs::path run = folder_ / "damaged";
   fs::copy(folder_ / "whole", run, fs::copy_options::recursive);
   const fs::path file = run / "checkpoints/step-000040/model.safetensors";
-  std::string bytes = slurp(file);
-  bytes[bytes.size() - 3] = static_cast<char>(bytes[bytes.size() - 3] ^ 1);
-  spill(file, bytes);
+  const auto flip = [](const fs::path& path) {
+    std::string bytes = slurp(path);
+    bytes[bytes.size() - 3] = static_cast<char>(bytes[bytes.size() - 3] ^ 1);
+    spill(path, bytes);
+  };
+  flip(file);
   const CommandResult resumed = run_command(flags("damaged", {"--resume"}));
-  EXPECT_EQ(resumed.exit_code, 3);
-  EXPECT_THAT(resumed.err, HasSubstr("checkpoint.damaged"));
-  EXPECT_THAT(resumed.err, HasSubstr("model.safetensors"));
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.err, HasSubstr("a checkpoint is damaged and passed over: " + file.string()));
+  EXPECT_THAT(resumed.err, HasSubstr("going on from " + (run / "checkpoints/step-000036").string() + " instead"));
+  EXPECT_THAT(resumed.err, HasSubstr("resuming behind step 36"));
+  expect_whole("damaged");
+  for (const auto& checkpoint : fs::directory_iterator(run / "checkpoints")) flip(checkpoint.path() / "state.json");
+  const CommandResult refused = run_command(flags("damaged", {"--resume"}));
+  EXPECT_EQ(refused.exit_code, 3);
+  EXPECT_THAT(refused.err, HasSubstr("no checkpoint is intact"));
+  EXPECT_THAT(refused.err, HasSubstr("checkpoint.damaged"));
 }
 
 TEST_F(ResumeElsewhere, AnotherRunsFlagsAreRefused) {

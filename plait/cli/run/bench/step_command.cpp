@@ -6,6 +6,7 @@
 #include "plait/cli/run/bench/step_report.h"
 #include "plait/cli/run/flags.h"
 #include "plait/cli/run/model_flags.h"
+#include "plait/cli/run/progress.h"
 #include "plait/cli/run/schedule_choice.h"
 #include "plait/cli/run/train_flags.h"
 #include "plait/run/hf/model_dir.h"
@@ -109,6 +110,7 @@ Result<std::optional<ModelSource>> read_source(const StepFlags& f, const FlagSet
     return refuse(
         fmt::format("{} does not go with --init-from, whose model has its sizes", flag.empty() ? "--preset" : flag));
   PLAIT_TRY(ModelSource source, load_model(f.init_from));
+  print_note(source.note);
   return std::optional(std::move(source));
 }
 
