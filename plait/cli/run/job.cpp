@@ -140,6 +140,7 @@ bool is_to_launch(const JobFlags& flags) {
 }
 
 Result<int> launch_job(const JobFlags& flags, int argc, const char* const* argv) {
+  PLAIT_TRY_VOID(check_mpi_is_built_in());
   std::error_code ec;
   const std::string self = std::filesystem::read_symlink("/proc/self/exe", ec).string();
   std::vector<std::string> command = {"mpirun", "-np", std::to_string(flags.processes), self, argv[0]};

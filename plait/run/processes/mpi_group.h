@@ -13,6 +13,10 @@ namespace plait {
 /// Was this process started by mpirun, or by a launcher that speaks the same language (srun --mpi=pmix)?
 bool started_by_mpi();
 
+/// Can this build join such a job?
+/// \errors kUnsupported "mpi.missing"
+Result<> check_mpi_is_built_in();
+
 /// The processes that mpirun started.
 class JobProcesses : public ProcessGroup {
  public:
