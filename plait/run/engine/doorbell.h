@@ -18,15 +18,15 @@ using Clock = std::chrono::steady_clock;
 /// No wake-up is lost: a ringer publishes its data, then rings; the waiter reads the number of rings before it looks at
 /// the data, and the kernel lets it sleep only while that number is unchanged.
 ///
-/// \tparam kFlag  FUTEX_PRIVATE_FLAG among threads; none in memory that processes share
-template <int kFlag>
+/// \tparam Flag  FUTEX_PRIVATE_FLAG among threads; none in memory that processes share
+template <int Flag>
 class alignas(64) BasicDoorbell {
  public:
   /// Call after publishing what the waiter looks for.
   void ring() {
     rings_.fetch_add(1, std::memory_order_seq_cst);
     if (sleeping_.load(std::memory_order_seq_cst))
-      syscall(SYS_futex, address(), FUTEX_WAKE | kFlag, 1, nullptr, nullptr, 0);
+      syscall(SYS_futex, address(), FUTEX_WAKE | Flag, 1, nullptr, nullptr, 0);
   }
 
   /// Returns true once ready() does, false at the deadline. One thread at a time.
@@ -44,7 +44,7 @@ class alignas(64) BasicDoorbell {
       sleeping_.store(true, std::memory_order_seq_cst);
       const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
       const timespec timeout{.tv_sec = seconds.count(), .tv_nsec = std::chrono::nanoseconds(left - seconds).count()};
-      syscall(SYS_futex, address(), FUTEX_WAIT | kFlag, heard, &timeout, nullptr, 0);
+      syscall(SYS_futex, address(), FUTEX_WAIT | Flag, heard, &timeout, nullptr, 0);
       sleeping_.store(false, std::memory_order_seq_cst);
     }
   }
