@@ -114,7 +114,8 @@ function place() {
   });
   return y + 6;
 }
-const width = () => canvas.clientWidth;
+let wide = canvas.clientWidth;  // as of the last drawing: to ask the canvas for every bar is slow
+const width = () => wide;
 const x = (t, time) => LABEL + (time * stretch(t) - from) / span * (width() - LABEL - RIGHT);
 const timeAt = px => from + (px - LABEL) / (width() - LABEL - RIGHT) * span;
 
@@ -179,6 +180,7 @@ function draw() {
   pending = false;
   const began = performance.now(), height = place(), ratio = window.devicePixelRatio || 1;
   canvas.style.height = height + 'px';
+  wide = canvas.clientWidth;
   const w = Math.round(width() * ratio), h = Math.round(height * ratio);
   if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; }
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);

@@ -57,12 +57,21 @@ Result<std::vector<Cells>> read_rows(const std::string& path, std::size_t num_co
   return rows;
 }
 
-std::array<std::pair<const char*, double*>, 5> fields(SettingConstants& c) {
+std::array<std::pair<const char*, double*>, 6> fields(SettingConstants& c) {
   return {{{"gemm_efficiency", &c.gemm_efficiency},
            {"gemm_half_width", &c.gemm_half_width},
            {"attention_efficiency", &c.attention_efficiency},
            {"network_bytes_per_second", &c.network_bytes_per_second},
-           {"fsdp_slowdown", &c.fsdp_slowdown}}};
+           {"fsdp_slowdown", &c.fsdp_slowdown},
+           {"flat_tawpipe_slowdown", &c.flat_tawpipe_slowdown}}};
+}
+
+constexpr const char* kFlatTawpipe = "no groups";
+
+double slowdown_of(const std::string& system, const SettingConstants& constants) {
+  if (system == "fsdp") return constants.fsdp_slowdown;
+  if (system == kFlatTawpipe) return constants.flat_tawpipe_slowdown;
+  return 1;
 }
 
 }  // namespace
@@ -117,7 +126,7 @@ Result<SimulatedRow> SimulatedRow::make(const Throughput& row) {
   if (row.table == "ablation" || row.system == "tawpipe") {
     schedule = "tawpipe";
     // Without the scheduler that knows groups, all ranks are one.
-    shape.groups = row.system == "no groups" ? 1 : kNodes;
+    shape.groups = row.system == kFlatTawpipe ? 1 : kNodes;
     if (row.system == "no overlap") shape.prefetch = 0;
   } else if (row.system == "fsdp") {
     shape.chunks = kLayers / kRanks;  // gathered layer by layer
@@ -145,7 +154,7 @@ Result<double> SimulatedRow::tokens_per_second(const Device& device, const Setti
   PLAIT_TRY_VOID(add_memory(layout, model_, sharding, {.optimizer = {.gradient = 2}}, costs));
   for (std::size_t e = 0; e < layout.edges.size(); ++e)
     costs.edge_bytes[e] = Bytes{edge_bytes(layout, model_, sharding, EdgeId{static_cast<std::int32_t>(e)})};
-  const double slowdown = row_.system == "fsdp" ? constants.fsdp_slowdown : 1;
+  const double slowdown = slowdown_of(row_.system, constants);
   const auto width = static_cast<double>(row_.hidden);
   // What the width does to matrix products is in the efficiency; none is left for add_times to take off.
   constexpr double kNoHalfWidth = 1e-9;
@@ -169,7 +178,7 @@ Result<double> SimulatedRow::tokens_per_second(const Device& device, const Setti
 }
 
 Result<SettingConstants> fit_constants(const std::vector<const SimulatedRow*>& rows, const Device& device) {
-  // Four rows do not fix five constants alone: a weak pull to the start does the rest.
+  // Five rows do not fix six constants alone: a weak pull to the start does the rest.
   constexpr double kPull = 1e-4;
   constexpr double kFirstStep = 0.3;
   constexpr double kLastStep = 1e-3;

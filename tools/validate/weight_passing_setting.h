@@ -27,7 +27,9 @@ struct SettingConstants {
   double gemm_half_width = 500;  ///< hidden size at which matrix products reach half of gemm_efficiency
   double attention_efficiency = 0.4;
   double network_bytes_per_second = 1.25e9;  ///< of a node, one direction
-  double fsdp_slowdown = 1.2;                ///< of compute where all ranks' collectives run beside it
+  // Of compute where all ranks' collectives over the network run beside it.
+  double fsdp_slowdown = 1.2;
+  double flat_tawpipe_slowdown = 1.2;  ///< TawPipe with one group of all ranks
 };
 
 /// \errors kIo "validate.csv": a row that is no row, or a fitted row that is not in the table

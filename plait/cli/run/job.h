@@ -4,6 +4,7 @@
 #include "plait/cli/run/flags.h"
 #include "plait/run/processes/mpi_group.h"
 
+#include <filesystem>
 #include <memory>
 
 namespace plait::cli {
@@ -12,6 +13,7 @@ namespace plait::cli {
 struct JobFlags {
   int processes = 0;  ///< 0: all ranks are threads of this one
   int restarts = 0;
+  int min_ranks = 0;  ///< 0: a restart has all processes or fails
   void add_to(FlagSet& flags);
 };
 
@@ -19,12 +21,14 @@ struct JobFlags {
 bool is_to_launch(const JobFlags& flags);
 
 /// Runs this very command under mpirun, on so many processes, and again with --resume after a failure as often as
-/// --restarts allows. SIGINT and SIGTERM ask the processes to stop behind the step they are in; the second ends them.
+/// --restarts allows; with --min-ranks on fewer processes and ranks where a restart does not come to its first step, since
+/// a machine is gone for instance. SIGINT and SIGTERM ask the processes to stop behind the step they are in; the second ends them.
 ///
 /// \param argv  behind the name of the command
+/// \param run   its run folder; empty if it has no fixed one
 /// \returns     the job's exit code
 /// \errors      kInvalidArgument "train.flags"; kIo "job.mpirun" if mpirun does not start
-Result<int> launch_job(const JobFlags& flags, int argc, const char* const* argv);
+Result<int> launch_job(const JobFlags& flags, int argc, const char* const* argv, const std::filesystem::path& run);
 
 /// The processes that mpirun started this one with; none without it.
 /// \errors those of join_job; kInvalidArgument "train.flags" for another number than --processes says

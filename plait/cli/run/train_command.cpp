@@ -149,7 +149,7 @@ Result<int> train_command(int argc, const char* const* argv) {
   }
   if (is_to_launch(f.job)) {
     PLAIT_TRY_VOID(check_launch(f));
-    return launch_job(f.job, argc, argv);
+    return launch_job(f.job, argc, argv, f.out);
   }
   PLAIT_TRY(const std::shared_ptr<JobProcesses> processes, join_if_started(f.job, f.timeout));
   if (processes == nullptr) return run(f, flags, processes);

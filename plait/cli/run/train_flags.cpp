@@ -91,8 +91,13 @@ void TrainFlags::add_to(FlagSet& flags) {
   flags.add("Run", "--eval-every", eval_every, "UPDATES", "updates between validations; 0: only at the end");
   flags.add("Run", "--checkpoint-every", checkpoint_every, "UPDATES",
             "updates between checkpoints; 0: only at the end");
+  flags.add_choice("Run", "--checkpoint-async", checkpoint_async, {"on", "off"},
+                   "write checkpoints beside the next steps, from a copy of weights and moments; off: steps wait");
   flags.add("Run", "--keep", keep, "COUNT", "newest checkpoints to keep; 0: all");
   flags.add("Run", "--log-every", log_every, "UPDATES", "updates between lines; 0: twenty lines in all");
+  flags.add_choice(
+      "Run", "--on-nan", on_nan, {"stop", "skip", "rollback"},
+      "loss or gradient that is not finite: end, pass over the batch, or go back to the newest checkpoint");
   flags.add("Run", "--timeout", timeout, "SECONDS", "a rank silent for longer ends the run");
   flags.add("Links", "--link", link, "BANDWIDTH",
             "emulate links of this speed between ranks (25GB/s); default: memory");
@@ -112,6 +117,8 @@ void TrainFlags::add_to(FlagSet& flags) {
 Result<> check_launch(const TrainFlags& f) {
   if (f.job.processes < 0 || f.job.restarts < 0) return refuse("--processes and --restarts must not be negative");
   if (f.job.restarts > 0 && f.job.processes == 0) return refuse("--restarts goes with --processes");
+  if (f.job.min_ranks < 0) return refuse("--min-ranks must not be negative");
+  if (f.job.min_ranks > 0 && f.job.restarts == 0) return refuse("--min-ranks goes with --restarts");
   if (f.job.restarts > 0 && f.out.empty()) return refuse("--restarts needs --out, the folder to go on with");
   return {};
 }
@@ -172,7 +179,11 @@ Result<TrainOptions> train_options(const TrainFlags& f, const LoadedData& data) 
       .order = f.no_shuffle ? RowOrder::kAsIs : RowOrder::kShuffled,
       .eval_every = f.eval_every,
       .checkpoint_every = f.checkpoint_every,
-      .checkpoint = {.keep = f.keep},
+      .checkpoint = {.keep = f.keep,
+                     .writing = f.checkpoint_async == "on" ? CheckpointWriting::kAside : CheckpointWriting::kInBetween},
+      .on_nan = f.on_nan == "skip"       ? OnNan::kSkip
+                : f.on_nan == "rollback" ? OnNan::kRollback
+                                         : OnNan::kStop,
       .engine = {.type = compute_type(f.dtype),
                  .optimizer = {.kind = f.optimizer == "adamw" ? OptimizerKind::kAdamW : OptimizerKind::kSgd,
                                .beta1 = f.beta1,

@@ -31,6 +31,7 @@ struct TrainFlags {
   std::int64_t eval_every = 0;
   std::int64_t checkpoint_every = 100;
   int keep = 2;
+  std::string checkpoint_async = "on";
   std::string optimizer = "adamw";
   double lr = 3e-3;
   double min_lr = 0;
@@ -44,6 +45,7 @@ struct TrainFlags {
   std::int64_t mlp_chunk = 0;
   std::int64_t loss_chunk = 0;
   std::string clip = "1";
+  std::string on_nan = "stop";
   double timeout = 60;
   std::string link;          ///< bandwidth between ranks, of a group where there are groups; empty: as it is
   std::string link_latency;  ///< empty: none

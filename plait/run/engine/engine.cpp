@@ -143,6 +143,11 @@ class RankEngine final : public Engine {
     return merge_state(parts);
   }
 
+  void copy_shares(StateShares& shares) const override {
+    shares.resize(workers_.size());
+    threads_.run([&](RankId rank) { copy_share(*workers_[rank.index()], shares[rank.index()]); });
+  }
+
   [[nodiscard]] Result<std::map<std::string, at::Tensor>> last_gradients() const override {
     PLAIT_TRY(const std::vector<HeldPart> parts, parts_of_all(&held_gradients));
     return merge_gradients(parts);
@@ -164,9 +169,14 @@ class RankEngine final : public Engine {
                       .duration = Nanos{std::chrono::nanoseconds(Clock::now() - start).count()}};
     PLAIT_TRY(std::vector<RankReport> reports, reports_of_all(*main_));
     Totals totals;
-    if (!reports.empty()) totals = {.loss_sum = loss_sum(reports), .grad_norm = reports.front().grad_norm};
+    if (!reports.empty())
+      totals = {.loss_sum = loss_sum(reports),
+                .grad_norm = reports.front().grad_norm,
+                .not_finite = describe_not_finite(reports, parameter_order_)};
     if (!main_->bound.has_norm) PLAIT_TRY_VOID(add_unreduced_norm(totals));
     PLAIT_TRY_VOID(tell_all(totals));
+    result.not_finite = totals.not_finite;
+    result.updated = result.not_finite.empty() || !main_->bound.has_norm;
     result.loss = totals.loss_sum / static_cast<double>(data.valid_tokens);
     result.grad_norm = totals.grad_norm;
     add_reports(main_->program, std::move(reports), result);
@@ -331,14 +341,19 @@ class RankEngine final : public Engine {
   struct Totals {
     double loss_sum = 0;
     double grad_norm = 0;
+    std::string not_finite;
   };
 
   /// From process 0 to all.
   Result<> tell_all(Totals& totals) {
     if (processes_ == nullptr) return {};
-    auto told = processes_->broadcast(ByteWriter().put(totals).take());
+    auto told = processes_->broadcast(
+        ByteWriter().put(totals.loss_sum).put(totals.grad_norm).put_bytes(totals.not_finite).take());
     if (!told) return die(told.error());
-    totals = ByteReader(*told).get<Totals>();
+    ByteReader in(*told);
+    totals.loss_sum = in.get<double>();
+    totals.grad_norm = in.get<double>();
+    totals.not_finite = in.get_bytes();
     return {};
   }
 
@@ -348,6 +363,7 @@ class RankEngine final : public Engine {
       const auto at = static_cast<std::size_t>(rank);
       const RankRun& ran = *program_run.ranks[at];
       reports.push_back({.losses = ran.losses,
+                         .not_finite = ran.not_finite,
                          .grad_norm = ran.grad_norm,
                          .trace = ran.trace,
                          .peak = workers_[at]->account().peak(),
@@ -382,6 +398,9 @@ class RankEngine final : public Engine {
     double sum = 0;
     for (const auto& [name, gradient] : gradients) sum += square_sum(gradient);
     totals.grad_norm = std::sqrt(sum);
+    if (totals.not_finite.empty() && !std::isfinite(totals.grad_norm) &&
+        (processes_ == nullptr || processes_->index() == 0))
+      totals.not_finite = fmt::format("the gradient norm is {}", totals.grad_norm);
     return {};
   }
 

@@ -79,6 +79,11 @@ struct TraceEvent {
 struct StepResult {
   double loss = 0;       ///< mean over the valid tokens of the step, before the update
   double grad_norm = 0;  ///< global norm before clipping
+  /// What was NaN or infinity, and on which rank: the loss, or the gradients of which parameters. Empty: nothing was. All
+  /// processes know it.
+  std::string not_finite;
+  /// Were weights and moments stepped? Not where something was not finite, unless the program steps before its norm is known.
+  bool updated = true;
   std::int64_t valid_tokens = 0;
   Nanos duration;
   std::vector<std::vector<TraceEvent>> trace;  ///< per rank, in row order
@@ -105,6 +110,19 @@ struct ParameterState {
   std::map<std::string, at::Tensor> moments;  ///< "exp_avg", "exp_avg_sq" for AdamW; empty for SGD
 };
 
+/// What a rank holds of a tensor: all of it, or the elements from `begin` on.
+struct HeldPart {
+  std::string name;
+  std::string what;                 ///< a moment's name; empty for weights and gradients
+  std::vector<std::int64_t> shape;  ///< of the whole
+  std::int64_t begin = 0;
+  at::Tensor part;
+};
+
+/// By rank, empty where another process runs it: what each writes into a checkpoint. Every element of the model's weights
+/// and moments is in one rank's share.
+using StateShares = std::vector<std::vector<HeldPart>>;
+
 /// Executes a verified program with one thread per rank, in one process or several. Interprets instructions only: no
 /// schedule is known here.
 ///
@@ -124,8 +142,12 @@ class Engine {
   /// Copies of everything, whole tensors by name.
   /// \errors those of the process group
   [[nodiscard]] virtual Result<std::map<std::string, ParameterState>> save() const = 0;
+  /// Copies of the shares of this process's ranks, each by its own thread. Nothing travels. The tensors of an earlier call
+  /// are used again.
+  virtual void copy_shares(StateShares& shares) const = 0;
 
-  /// One training step over exactly num_microbatches micro-batches.
+  /// One training step over exactly num_microbatches micro-batches. If the loss or a gradient is not finite on any rank, no
+  /// rank updates anything: the reduction of the norm tells all of them.
   /// \errors kTransport, kTimeout with rank, op, peer and waited time; the engine is dead afterwards
   virtual Result<StepResult> train_step(const std::vector<Microbatch>& microbatches, double learning_rate) = 0;
   /// What the steps from now on write down.

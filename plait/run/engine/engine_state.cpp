@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -109,6 +110,28 @@ std::vector<HeldPart> held_state(const RankWorker& worker) {
     add(name, kExpAvgSq, parameter, moments.exp_avg_sq);
   }
   return parts;
+}
+
+void copy_share(const RankWorker& worker, std::vector<HeldPart>& share) {
+  std::size_t next = 0;
+  const auto add = [&](const Parameter& whole, const char* what, const at::Tensor& part) {
+    if (part.numel() == 0) return;
+    if (next == share.size())
+      share.push_back({.name = whole.name,
+                       .what = what,
+                       .shape = whole.shape,
+                       .begin = whole.begin,
+                       .part = at::empty_like(part, at::MemoryFormat::Contiguous)});
+    share[next++].part.copy_(part);
+  };
+  for (const Parameter* parameter : worker.counted()) {
+    add(*parameter, "", parameter->master);
+    if (worker.optimizer() == nullptr) continue;
+    const Moments moments = worker.optimizer()->moments(*parameter);
+    if (!moments.exp_avg.defined()) continue;
+    add(*parameter, kExpAvg, moments.exp_avg);
+    add(*parameter, kExpAvgSq, moments.exp_avg_sq);
+  }
 }
 
 std::vector<HeldPart> held_gradients(const RankWorker& worker) {

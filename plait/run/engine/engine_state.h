@@ -22,19 +22,13 @@ Result<> check_state(const std::map<std::string, ParameterState>& state, const M
 /// Copies what the rank holds, whole or a shard; moments that are not given become zero. `state` was checked.
 void load_rank(RankWorker& worker, const std::map<std::string, ParameterState>& state, std::int64_t steps_done);
 
-/// What a rank holds of a tensor: all of it, or the elements from `begin` on.
-struct HeldPart {
-  std::string name;
-  std::string what;                 ///< a moment's name; empty for weights and gradients
-  std::vector<std::int64_t> shape;  ///< of the whole
-  std::int64_t begin = 0;
-  at::Tensor part;
-};
-
 /// Masters and moments; the tensors are the rank's own.
 std::vector<HeldPart> held_state(const RankWorker& worker);
 /// Gradients as they were before clipping.
 std::vector<HeldPart> held_gradients(const RankWorker& worker);
+
+/// Copies of what the rank writes into a checkpoint, into the tensors of `share` if it has some from a call before.
+void copy_share(const RankWorker& worker, std::vector<HeldPart>& share);
 
 std::string encode(const std::vector<HeldPart>& parts);
 /// Adds the parts of one process to `parts`.

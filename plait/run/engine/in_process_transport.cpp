@@ -37,6 +37,7 @@ class InProcessTransport final : public Transport {
         bells_(static_cast<std::size_t>(routes_.num_ranks)),
         mailboxes_(routes_.transfers.size()),
         gatherings_(routes_.collectives.size()) {
+    for (Doorbell& bell : bells_) bell.set_spin(spin_time(routes_.num_ranks));
     for (std::size_t c = 0; c < gatherings_.size(); ++c) {
       const std::size_t num_members = routes_.collectives[c].members.size();
       gatherings_[c].entered = std::vector<LastStep>(num_members);

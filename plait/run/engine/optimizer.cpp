@@ -70,6 +70,10 @@ void RankOptimizer::begin_step() {
   steps_done_.add_(1);
 }
 
+void RankOptimizer::take_back_step() {
+  steps_done_.sub_(1);
+}
+
 void RankOptimizer::step(std::size_t group, double learning_rate) {
   for (Batch& batch : groups_[group]) step_batch(batch, learning_rate);
 }

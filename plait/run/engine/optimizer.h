@@ -29,6 +29,8 @@ class RankOptimizer {
 
   /// One more step has begun.
   void begin_step();
+  /// The step that has begun updates nothing and does not count.
+  void take_back_step();
   /// Updates masters from the first gradient accumulators, then the copies that kernels read.
   void step(std::size_t group, double learning_rate);
 

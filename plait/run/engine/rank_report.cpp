@@ -2,7 +2,10 @@
 
 #include "plait/run/engine/byte_stream.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace plait {
@@ -24,6 +27,7 @@ std::string encode(const std::vector<RankReport>& reports) {
   out.put(reports.size());
   for (const RankReport& report : reports)
     out.put_list(report.losses)
+        .put_list(report.not_finite)
         .put(report.grad_norm)
         .put_list(report.trace)
         .put(report.peak)
@@ -39,6 +43,7 @@ void decode(std::string_view bytes, std::vector<RankReport>& reports) {
   for (auto left = in.get<std::size_t>(); left > 0; --left) {
     RankReport& report = reports.emplace_back();
     report.losses = in.get_list<double>();
+    report.not_finite = in.get_list<std::int64_t>();
     report.grad_norm = in.get<double>();
     report.trace = in.get_list<TraceEvent>();
     report.peak = in.get<Bytes>();
@@ -54,6 +59,24 @@ double loss_sum(const std::vector<RankReport>& reports) {
   for (std::size_t at = 0; at < reports.front().losses.size(); ++at)
     for (const RankReport& report : reports) sum += report.losses[at];
   return sum;
+}
+
+std::string describe_not_finite(const std::vector<RankReport>& reports,
+                                const std::vector<std::string>& parameter_order) {
+  for (std::size_t rank = 0; rank < reports.size(); ++rank)
+    for (const double loss : reports[rank].losses)
+      if (!std::isfinite(loss)) return fmt::format("the loss is {} (rank {})", loss, rank);
+  std::string first;
+  std::size_t count = 0;
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+    const std::vector<std::int64_t>& places = reports[rank].not_finite;
+    count += places.size();
+    if (!first.empty() || places.empty()) continue;
+    first = fmt::format("{} (rank {})", parameter_order[static_cast<std::size_t>(places.front())], rank);
+  }
+  if (count == 0) return {};
+  return fmt::format("the gradient of {}{} is not finite", first,
+                     count > 1 ? fmt::format(" and of {} more", count - 1) : "");
 }
 
 void add_reports(const Program& program, std::vector<RankReport>&& reports, StepResult& result) {

@@ -12,7 +12,8 @@ namespace plait {
 
 /// What one rank tells about one run of its row.
 struct RankReport {
-  std::vector<double> losses;  ///< per slice of data; 0 where another rank has the head
+  std::vector<double> losses;            ///< per slice of data; 0 where another rank has the head
+  std::vector<std::int64_t> not_finite;  ///< places in the norm of its gradients that are not finite
   double grad_norm = 0;
   std::vector<TraceEvent> trace;
   Bytes peak;
@@ -28,6 +29,11 @@ void decode(std::string_view bytes, std::vector<RankReport>& reports);
 
 /// In the order of the data, whatever ranks computed it.
 double loss_sum(const std::vector<RankReport>& reports);
+
+/// What was NaN or infinity, in words; empty if nothing was.
+/// \param parameter_order  names by their place in the norm
+std::string describe_not_finite(const std::vector<RankReport>& reports,
+                                const std::vector<std::string>& parameter_order);
 
 /// Adds all ranks' figures to a result.
 void add_reports(const Program& program, std::vector<RankReport>&& reports, StepResult& result);

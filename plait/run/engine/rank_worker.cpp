@@ -58,6 +58,13 @@ RankWorker::RankWorker(RankId rank, const Layout& layout, const std::vector<Stag
   if (layout.mode == Mode::kTrain) optimizer_.emplace(options.optimizer, stepped);
 }
 
+std::vector<const Parameter*> RankWorker::counted() const {
+  std::vector<const Parameter*> parameters;
+  for (const RankGroup& group : groups_)
+    for (const auto& [place, parameter] : group.counted()) parameters.push_back(parameter);
+  return parameters;
+}
+
 KernelLog* RankWorker::begin_log(const StepContext& context) {
   log_.begin(context.start);
   return context.recording == Recording::kKernels ? &log_ : nullptr;
@@ -68,7 +75,14 @@ void RankWorker::begin_training_step() {
   parameters_.zero_grads();
   for (RankGroup& group : groups_) group.begin_step();
   clip_factor_ = 1;
+  refuses_update_ = false;
   optimizer_->begin_step();
+}
+
+void RankWorker::refuse_update() {
+  if (refuses_update_) return;
+  refuses_update_ = true;
+  optimizer_->take_back_step();
 }
 
 KernelCounts RankWorker::take_counts() {

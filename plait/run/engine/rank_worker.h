@@ -44,8 +44,9 @@ struct RankRun {
   std::vector<WeightStash> weight_stashes;
   std::vector<KvCache> caches;
   std::vector<TraceEvent> trace;
-  std::vector<double> losses;  ///< per slice of data; 0 where another rank has the head
-  at::Tensor squares;          ///< [num parameters] fp64: square sums of the gradients that are counted here
+  std::vector<double> losses;            ///< per slice of data; 0 where another rank has the head
+  at::Tensor squares;                    ///< [num parameters] fp64: square sums of the gradients that are counted here
+  std::vector<std::int64_t> not_finite;  ///< places in the norm of gradients counted here that are not finite
   double grad_norm = 0;
   Bytes moved;
   int live_stashes = 0;
@@ -67,11 +68,15 @@ class RankWorker {
   Result<> run(RankRun& run, const StepContext& context);
 
   void begin_training_step();
+  /// The norm of this step is not finite: nothing is updated. Every rank finds that by itself, in the same bits.
+  void refuse_update();
 
   [[nodiscard]] ParameterSet& parameters() { return parameters_; }
   [[nodiscard]] const ParameterSet& parameters() const { return parameters_; }
   [[nodiscard]] RankOptimizer* optimizer() { return optimizer_ ? &*optimizer_ : nullptr; }
   [[nodiscard]] const RankOptimizer* optimizer() const { return optimizer_ ? &*optimizer_ : nullptr; }
+  /// What this rank keeps, whole or a shard, and no rank before it: over all ranks every element of the model once.
+  [[nodiscard]] std::vector<const Parameter*> counted() const;
   [[nodiscard]] MemoryAccount& account() { return account_; }
   /// Where kernels write down their times, if they do in this step; begun anew.
   KernelLog* begin_log(const StepContext& context);
@@ -92,6 +97,7 @@ class RankWorker {
   std::vector<RankGroup> groups_;
   std::optional<RankOptimizer> optimizer_;
   double clip_factor_ = 1;
+  bool refuses_update_ = false;
 };
 
 /// Where bytes are charged that were sent and not yet received.

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 namespace plait {
@@ -169,8 +170,15 @@ bool RowRunner::execute(const BoundReduceNorm& reduce) {
   for (RankGroup& group : worker_.groups_) {
     if (group.is_whole()) group.fold();
     const KernelScope timed(KernelKind::kSquareSum);
-    for (const auto& [place, parameter] : group.counted()) squares[place] = square_sum(parameter->grads.front());
+    for (const auto& [place, parameter] : group.counted()) {
+      squares[place] = square_sum(parameter->grads.front());
+      if (!std::isfinite(squares[place])) run_.not_finite.push_back(place);
+    }
   }
+  // A loss may be infinite and its gradient finite: the norm carries the news to all ranks.
+  const bool loss_is_finite =
+      std::all_of(run_.losses.begin(), run_.losses.end(), [](double loss) { return std::isfinite(loss); });
+  if (!loss_is_finite) squares[0] = std::numeric_limits<double>::quiet_NaN();
   transport_.enter(reduce.collective, worker_.rank_, {&run_.squares, 1});
   if (route_of(reduce.collective).members.size() > 1) moved_ = Bytes{static_cast<std::int64_t>(run_.squares.nbytes())};
   return true;
@@ -182,6 +190,10 @@ bool RowRunner::execute(const BoundFinishNorm& finish) {
   double sum = 0;
   for (std::int64_t place = 0; place < run_.squares.numel(); ++place) sum += squares[place];
   run_.grad_norm = std::sqrt(sum);
+  if (!std::isfinite(run_.grad_norm)) {
+    worker_.refuse_update();
+    return true;
+  }
   // torch.nn.utils.clip_grad_norm_: the small number keeps the scale finite for a norm of zero.
   constexpr double kTiny = 1e-6;
   if (context_.clip) worker_.clip_factor_ = std::min(1.0, *context_.clip / (run_.grad_norm + kTiny));
@@ -195,6 +207,7 @@ bool RowRunner::execute(const BoundStep& step) {
     if (!await_collective(collective)) return false;
   group.lent.clear();
   if (group.is_whole()) group.fold();
+  if (worker_.refuses_update_) return true;
   if (worker_.clip_factor_ < 1) {
     const KernelScope timed(KernelKind::kClip);
     for (const Parameter* parameter : group.parameters()) parameter->grads.front().mul_(worker_.clip_factor_);

@@ -22,6 +22,7 @@ Result<> RowRunner::run() {
   run_.live_stashes = 0;
   run_.peak_stashes = 0;
   run_.grad_norm = 0;
+  run_.not_finite.clear();
   std::fill(run_.losses.begin(), run_.losses.end(), 0.0);
   started_ = Clock::now();
   WaitState& shown = (*context_.waits)[worker_.rank_.index()];

@@ -155,7 +155,9 @@ std::vector<std::map<std::string, at::Tensor>> split_shards(const std::map<std::
   return shards;
 }
 
-std::string config_text(const ModelConfig& config, at::ScalarType type) {
+}  // namespace
+
+std::string model_dir_config(const ModelConfig& config, at::ScalarType type) {
   Json json = Json::parse(model_config_json(config));
   json["dtype"] = type == at::kDouble     ? "float64"
                   : type == at::kHalf     ? "float16"
@@ -163,8 +165,6 @@ std::string config_text(const ModelConfig& config, at::ScalarType type) {
                                           : "float32";
   return json.dump(2) + "\n";
 }
-
-}  // namespace
 
 Result<std::map<std::string, at::Tensor>> read_model_weights(const fs::path& dir, const ModelConfig& config) {
   PLAIT_TRY(const Files files, open_files(dir, config));
@@ -229,7 +229,7 @@ Result<> write_model_dir(const fs::path& dir, const ModelConfig& config,
     const Json index{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
     PLAIT_TRY_VOID(stage_text(kIndexFile, index.dump(2) + "\n"));
   }
-  PLAIT_TRY_VOID(stage_text("config.json", config_text(config, stored.begin()->second.scalar_type())));
+  PLAIT_TRY_VOID(stage_text("config.json", model_dir_config(config, stored.begin()->second.scalar_type())));
   for (AtomicFile& file : files) PLAIT_TRY_VOID(file.commit());
   // A single file is looked for before an index: one of an earlier save would hide these shards.
   fs::remove(dir / (shards.size() == 1 ? kIndexFile : kSingleFile), failed);

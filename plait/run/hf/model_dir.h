@@ -24,6 +24,9 @@ namespace plait {
 Result<std::map<std::string, at::Tensor>> read_model_weights(const std::filesystem::path& dir,
                                                              const ModelConfig& config);
 
+/// config.json of a model directory whose tensors have this type.
+std::string model_dir_config(const ModelConfig& config, at::ScalarType type);
+
 struct ModelDirOptions {
   std::optional<at::ScalarType> type;                ///< of the tensors in the file; none: as they are
   std::uint64_t max_shard_bytes = 5'000'000'000ULL;  ///< transformers' default when it splits

@@ -199,20 +199,6 @@ at::Tensor on_host(const at::Tensor& tensor) {
   return tensor.to(at::kCPU).contiguous();
 }
 
-std::string header_of(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
-  std::string header = R"({"__metadata__":{"format":"pt"})";
-  std::uint64_t offset = 0;
-  for (const auto& [name, tensor] : tensors) {
-    const std::uint64_t end = offset + tensor.nbytes();
-    header += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", Json(name).dump(),
-                          dtype_of(tensor.scalar_type()), fmt::join(tensor.sizes(), ","), offset, end);
-    offset = end;
-  }
-  header += '}';
-  header.resize((header.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
-  return header;
-}
-
 }  // namespace
 
 Result<SafetensorsFile> SafetensorsFile::open(const fs::path& path) {
@@ -277,17 +263,41 @@ Result<std::map<std::string, at::Tensor>> read_safetensors(const fs::path& path)
   return tensors;
 }
 
-Result<AtomicFile> stage_safetensors(const fs::path& path, const std::map<std::string, at::Tensor>& tensors) {
-  std::vector<std::pair<std::string, at::Tensor>> order(tensors.begin(), tensors.end());
-  std::stable_sort(order.begin(), order.end(),
-                   [](const auto& a, const auto& b) { return a.second.element_size() > b.second.element_size(); });
-  const std::string header = header_of(order);
-  std::array<char, kLengthBytes> length{};
-  for (std::size_t i = 0; i < kLengthBytes; ++i) length[i] = static_cast<char>(header.size() >> (8 * i) & 0xffU);
-  PLAIT_TRY(AtomicFile file, AtomicFile::create(path.string()));
-  PLAIT_TRY_VOID(file.write({length.data(), length.size()}));
-  PLAIT_TRY_VOID(file.write(header));
+SafetensorsPlan plan_safetensors(const std::map<std::string, SafetensorsShape>& tensors) {
+  std::vector<std::pair<std::string, SafetensorsShape>> order(tensors.begin(), tensors.end());
+  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
+    return c10::elementSize(a.second.type) > c10::elementSize(b.second.type);
+  });
+  SafetensorsPlan plan;
+  std::string header = R"({"__metadata__":{"format":"pt"})";
   for (const auto& [name, tensor] : order) {
+    std::uint64_t bytes = c10::elementSize(tensor.type);
+    for (const std::int64_t extent : tensor.shape) bytes *= static_cast<std::uint64_t>(extent);
+    const std::uint64_t begin = std::exchange(plan.bytes, plan.bytes + bytes);
+    plan.offsets[name] = begin;
+    header += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", Json(name).dump(),
+                          dtype_of(tensor.type), fmt::join(tensor.shape, ","), begin, plan.bytes);
+  }
+  header += '}';
+  header.resize((header.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
+  for (std::size_t i = 0; i < kLengthBytes; ++i) plan.head += static_cast<char>(header.size() >> (8 * i) & 0xffU);
+  plan.head += header;
+  for (auto& [name, offset] : plan.offsets) offset += plan.head.size();
+  plan.bytes += plan.head.size();
+  return plan;
+}
+
+Result<AtomicFile> stage_safetensors(const fs::path& path, const std::map<std::string, at::Tensor>& tensors) {
+  std::map<std::string, SafetensorsShape> shapes;
+  for (const auto& [name, tensor] : tensors)
+    shapes[name] = {.type = tensor.scalar_type(), .shape = tensor.sizes().vec()};
+  const SafetensorsPlan plan = plan_safetensors(shapes);
+  std::map<std::uint64_t, at::Tensor> order;
+  for (const auto& [name, offset] : plan.offsets)
+    if (tensors.at(name).numel() > 0) order[offset] = tensors.at(name);
+  PLAIT_TRY(AtomicFile file, AtomicFile::create(path.string()));
+  PLAIT_TRY_VOID(file.write(plan.head));
+  for (const auto& [offset, tensor] : order) {
     const at::Tensor host = on_host(tensor);
     PLAIT_TRY_VOID(file.write({static_cast<const char*>(host.const_data_ptr()), host.nbytes()}));
   }

@@ -51,6 +51,19 @@ class SafetensorsFile {
 /// All tensors of a file. \errors as SafetensorsFile
 Result<std::map<std::string, at::Tensor>> read_safetensors(const std::filesystem::path& path);
 
+struct SafetensorsShape {
+  at::ScalarType type = at::kFloat;
+  std::vector<std::int64_t> shape;
+};
+/// A file before any of its data is there.
+struct SafetensorsPlan {
+  std::string head;                              ///< its first bytes: length and header
+  std::map<std::string, std::uint64_t> offsets;  ///< of each tensor's data, from the beginning of the file
+  std::uint64_t bytes = 0;                       ///< of the whole file
+};
+/// In the order of the reference implementation: widest types first, then by name.
+SafetensorsPlan plan_safetensors(const std::map<std::string, SafetensorsShape>& tensors);
+
 /// Writes a file as the reference implementation does (widest types first, then by name), atomically.
 /// \errors kIo "io.write"
 Result<> write_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors);

@@ -102,6 +102,8 @@ std::vector<Fact> facts_of(const TrainJob& job, const TrainOptions& options, con
   add("--lr-schedule", options.lr.decay == LrDecay::kCosine ? "cosine" : "constant");
   add("--eval-every", options.eval_every);
   add("--checkpoint-every", options.checkpoint_every);
+  add("--on-nan", to_string(options.on_nan));
+  add("--checkpoint-async", options.checkpoint.writing == CheckpointWriting::kAside);
   add("--dtype", start.dtype);
   add("--optimizer", start.optimizer);
   add("--beta1", optimizer.beta1);
@@ -127,6 +129,14 @@ std::string differences(const std::vector<Fact>& own, const std::vector<Fact>& o
     if (value != fact.value) all += (all.empty() ? "" : "; ") + difference(fact, value);
   }
   return all;
+}
+
+Result<> together(ProcessGroup* processes, const Result<>& mine) {
+  if (processes == nullptr) return mine;
+  PLAIT_TRY(const std::vector<std::string> all, processes->gather(mine ? std::string() : encode(mine.error())));
+  const auto first = std::find_if(all.begin(), all.end(), [](const std::string& error) { return !error.empty(); });
+  PLAIT_TRY(const std::string told, processes->broadcast(first == all.end() ? std::string() : *first));
+  return told.empty() ? Result<>() : Result<>(decode_error(told));
 }
 
 Result<> agree(ProcessGroup& processes, const std::vector<Fact>& facts) {

@@ -22,6 +22,9 @@ std::vector<Fact> facts_of(const TrainJob& job, const TrainOptions& options, con
 /// \errors kInvalidArgument "train.processes_differ", on all, with each process that differs and in what
 Result<> agree(ProcessGroup& processes, const std::vector<Fact>& facts);
 
+/// Fails on all processes if it fails on one, with the same words. A call of all processes; null: there is one.
+Result<> together(ProcessGroup* processes, const Result<>& mine);
+
 /// In what `other` differs from `own`; empty if in nothing.
 std::string differences(const std::vector<Fact>& own, const std::vector<Fact>& other);
 

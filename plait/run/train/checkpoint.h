@@ -44,12 +44,18 @@ struct Checkpoint {
   std::map<std::string, ParameterState> parameters;
 };
 
+enum class CheckpointWriting : std::uint8_t {
+  kAside,     ///< beside the next steps, from a copy of the state
+  kInBetween  ///< the next step waits
+};
+
 struct CheckpointOptions {
-  int keep = 2;                                        ///< newest ones to keep; 0 keeps all
+  int keep = 2;  ///< newest ones to keep; 0 keeps all
+  CheckpointWriting writing = CheckpointWriting::kAside;
   std::optional<std::filesystem::path> sentencepiece;  ///< copied along as tokenizer.model
 };
 
-/// Writes RUN/checkpoints/step-000100: config.json, model.safetensors (a Hugging Face directory), optimizer.safetensors
+/// Writes RUN/checkpoints/step-000100 with a CheckpointWriter: config.json, model.safetensors (a Hugging Face directory), optimizer.safetensors
 /// with the moments as NAME.exp_avg and so on, state.json, and MANIFEST.json with the size and CRC-64 of each and one of its own. The folder
 /// grows under a temporary name, every file and folder is fsynced, then it is renamed: it is there whole or not at all.
 ///
@@ -76,8 +82,11 @@ Result<> remove_temporaries(const std::filesystem::path& run);
 Result<Checkpoint> read_checkpoint(const std::filesystem::path& checkpoint);
 
 /// state.json of a checkpoint.
+std::string run_state_json(const RunState& state);
 Result<RunState> read_run_state(const std::filesystem::path& checkpoint);
 
+/// "checkpoint.not_finite" if the tensor holds NaN or infinity; `where` heads the message.
+Result<> check_finite(const at::Tensor& tensor, const std::string& name, const std::string& where);
 /// "checkpoint.not_finite" with the name of the first tensor that holds NaN or infinity; `where` heads the message.
 Result<> check_finite(const std::map<std::string, ParameterState>& parameters, const std::string& where);
 

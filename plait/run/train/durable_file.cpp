@@ -17,8 +17,9 @@ namespace fs = std::filesystem;
 /// tables[0] steps one byte; tables[k] steps a byte that k more follow ("slicing by 8").
 using CrcTables = std::array<std::array<std::uint64_t, 256>, 8>;
 
+constexpr std::uint64_t kPolynomial = 0xc96c5795d7870f42ULL;  // 0x42f0e1eba9ea3693 with its bits reversed
+
 constexpr CrcTables make_crc_tables() {
-  constexpr std::uint64_t kPolynomial = 0xc96c5795d7870f42ULL;  // 0x42f0e1eba9ea3693 with its bits reversed
   CrcTables tables{};
   for (std::uint64_t byte = 0; byte < 256; ++byte) {
     std::uint64_t crc = byte;
@@ -33,6 +34,16 @@ constexpr CrcTables make_crc_tables() {
   return tables;
 }
 constexpr CrcTables kCrcTables = make_crc_tables();
+
+/// Product of two polynomials modulo that of the checksum. The highest bit is x^0.
+std::uint64_t multiplied(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t product = 0;
+  for (int bit = 63; bit >= 0; --bit) {
+    if ((a >> static_cast<unsigned>(bit) & 1U) != 0) product ^= b;
+    b = (b & 1U) != 0 ? (b >> 1U) ^ kPolynomial : b >> 1U;
+  }
+  return product;
+}
 
 /// An open file that closes itself.
 class Descriptor {
@@ -84,6 +95,16 @@ std::uint64_t crc64(std::string_view bytes, std::uint64_t crc) {
   return ~crc;
 }
 
+std::uint64_t crc64_joined(std::uint64_t first, std::uint64_t second, std::uint64_t bytes) {
+  // The second piece moves the first up by x^(8 bytes); what inverts the register at both ends cancels out.
+  std::uint64_t power = std::uint64_t{1} << (63U - 8U);  // x^8
+  for (; bytes > 0; bytes >>= 1U) {
+    if ((bytes & 1U) != 0) first = multiplied(first, power);
+    power = multiplied(power, power);
+  }
+  return first ^ second;
+}
+
 Result<FileDigest> digest_file(const fs::path& file) {
   FileDigest digest;
   PLAIT_TRY_VOID(read_chunks(file, [&](std::string_view chunk) {
@@ -97,6 +118,42 @@ Result<> sync_path(const fs::path& path) {
   const Descriptor fd(path, O_RDONLY);
   if (fd.get() < 0) return io_error("io.write", path, "cannot be opened for fsync");
   if (::fsync(fd.get()) != 0) return io_error("io.write", path, "fsync failed");
+  return {};
+}
+
+Result<SharedFile> SharedFile::open(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return io_error("io.write", path, "cannot be opened");
+  return SharedFile(path, fd);
+}
+
+SharedFile::SharedFile(SharedFile&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+
+SharedFile::~SharedFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Result<> SharedFile::write(std::string_view bytes, std::uint64_t begin) const {
+  while (!bytes.empty()) {
+    const ssize_t count = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(begin));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return io_error("io.write", path_, "writing failed");
+    bytes.remove_prefix(static_cast<std::size_t>(count));
+    begin += static_cast<std::uint64_t>(count);
+  }
+  return {};
+}
+
+Result<> SharedFile::sync() const {
+  if (::fsync(fd_) != 0) return io_error("io.write", path_, "fsync failed");
+  return {};
+}
+
+Result<> make_file(const fs::path& path, std::uint64_t bytes) {
+  const Descriptor fd(path, O_WRONLY | O_CREAT | O_TRUNC);
+  if (fd.get() < 0) return io_error("io.write", path, "cannot be made");
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return io_error("io.write", path, "writing failed");
   return {};
 }
 

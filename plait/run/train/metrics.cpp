@@ -56,6 +56,7 @@ std::string metrics_line(const StepMetrics& metrics) {
     line["moved_by_kind"][std::string(to_string(kind))] = bytes.value();
   line["samples"] = metrics.samples;
   line["epoch"] = metrics.epoch;
+  if (metrics.skipped > 0) line["skipped"] = metrics.skipped;
   if (metrics.val_loss) line["val_loss"] = *metrics.val_loss;
   return line.dump();
 }

@@ -27,6 +27,7 @@ struct StepMetrics {
   std::map<ValueKind, Bytes> moved_by_kind;  ///< the same over all ranks, for each kind of value that moved
   std::int64_t samples = 0;                  ///< rows consumed so far
   std::int64_t epoch = 0;
+  std::int64_t skipped = 0;        ///< batches passed over since the update before, as something was not finite
   std::optional<double> val_loss;  ///< where this step was followed by an evaluation
 };
 

@@ -4,6 +4,7 @@
 #include "plait/ir/text.h"
 #include "plait/run/train/agreement.h"
 #include "plait/run/train/batches.h"
+#include "plait/run/train/checkpoint_writer.h"
 #include "plait/run/train/durable_file.h"
 #include "plait/run/train/evaluate.h"
 #include "plait/run/train/trace.h"
@@ -12,7 +13,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <limits>
 #include <span>
 #include <utility>
@@ -37,6 +37,19 @@ std::string_view name_of(OptimizerKind kind) {
   return kind == OptimizerKind::kAdamW ? "adamw" : "sgd";
 }
 
+}  // namespace
+
+std::string_view to_string(OnNan choice) {
+  switch (choice) {
+    case OnNan::kStop: return "stop";
+    case OnNan::kSkip: return "skip";
+    case OnNan::kRollback: return "rollback";
+  }
+  return "unknown";
+}
+
+namespace {
+
 DataIdentity identity_of(const TokenRows& rows, const Split& split) {
   const auto used = static_cast<std::size_t>((split.num_train - 1) * rows.stride + rows.row_size);
   const auto tokens = std::as_bytes(std::span(rows.tokens).first(used));
@@ -54,22 +67,26 @@ class Run {
         observer_(observer),
         processes_(options.engine.processes.get()),
         leads_(processes_ == nullptr || processes_->index() == 0),
-        sampler_(std::max<std::int64_t>(1, job.split.num_train), options.seed, options.order) {}
+        sampler_(std::max<std::int64_t>(1, job.split.num_train), options.seed, options.order),
+        writer_({.run = options.out,
+                 .config = job.model,
+                 .type = options.engine.type == ComputeType::kFloat64 ? at::kDouble : at::kFloat,
+                 .options = options.checkpoint,
+                 .processes = options.engine.processes.get()}) {}
 
   Result<TrainSummary> go(const std::function<bool()>& stop_requested) {
-    PLAIT_TRY_VOID(together(check_inputs()));
-    PLAIT_TRY_VOID(together(find_start()));
-    PLAIT_TRY_VOID(together(find_profiled_step()));
+    PLAIT_TRY_VOID(together(processes_, check_inputs()));
+    PLAIT_TRY_VOID(together(processes_, find_start()));
+    PLAIT_TRY_VOID(together(processes_, find_profiled_step()));
     if (processes_ != nullptr) PLAIT_TRY_VOID(agree(*processes_, facts_of(job_, options_, state_)));
-    PLAIT_TRY_VOID(together(leads_ ? check_space() : Result<>()));
+    PLAIT_TRY_VOID(together(processes_, leads_ ? check_space() : Result<>()));
     PLAIT_TRY_VOID(make_engine());
-    PLAIT_TRY_VOID(together(leads_ ? open_folder() : Result<>()));
+    PLAIT_TRY_VOID(together(processes_, leads_ ? open_folder() : Result<>()));
     observer_.on_start(state_.step + 1, options_.steps);
-    while (state_.step < options_.steps && !summary_.interrupted) {
-      PLAIT_TRY_VOID(do_step());
-      PLAIT_TRY(const bool stops, any(stop_requested()));
-      summary_.interrupted = stops && state_.step < options_.steps;
-      if (summary_.interrupted || checkpoint_due()) PLAIT_TRY_VOID(save());
+    if (const Result<> done = do_steps(stop_requested); !done) {
+      // Other processes would have to take part in its end.
+      if (processes_ == nullptr) static_cast<void>(finish_checkpoint());
+      return done.error();
     }
     if (!summary_.val_loss && !summary_.interrupted && job_.split.num_validation > 0) {
       PLAIT_TRY(summary_.val_loss, validate());
@@ -85,13 +102,18 @@ class Run {
   Result<> check_identity(const Checkpoint& checkpoint, const fs::path& path) const;
   Result<> check_space() const;
   Result<> make_engine();
+  Result<> load_engine();
   Result<> open_folder();
+  Result<> do_steps(const std::function<bool()>& stop_requested);
   Result<> do_step();
+  Result<> pass_over(const StepResult& result);
+  Result<> roll_back();
   Result<double> validate();
   Result<> save();
+  Result<> finish_written();
+  Result<> finish_checkpoint();
   Result<> write_profile(const StepResult& step);
   Result<TrainSummary> finish();
-  Result<> together(const Result<>& mine) const;
   [[nodiscard]] Result<bool> any(bool mine) const {
     return processes_ == nullptr ? Result<bool>(mine) : processes_->any(mine);
   }
@@ -109,15 +131,30 @@ class Run {
   ProcessGroup* processes_;  ///< null: there is one
   bool leads_;               ///< this process writes
   Sampler sampler_;
+  CheckpointWriter writer_;
   RunState state_;
   std::int64_t profiled_step_ = 0;  ///< that records its kernels; 0: none
   std::optional<Checkpoint> resumed_;
   std::unique_ptr<Engine> engine_;
   std::optional<MetricsLog> log_;  ///< none where another process writes
   TrainSummary summary_;
+  std::int64_t skipped_ = 0;  ///< batches since the last update
+  int skipped_in_a_row_ = 0;  ///< since an update; going back, since the newest checkpoint
   std::int64_t tokens_now_ = 0;
   double seconds_now_ = 0;
 };
+
+Result<> Run::do_steps(const std::function<bool()>& stop_requested) {
+  while (state_.step < options_.steps && !summary_.interrupted) {
+    const std::int64_t before = state_.step;
+    PLAIT_TRY_VOID(do_step());
+    PLAIT_TRY(const bool stops, any(stop_requested()));
+    summary_.interrupted = stops && state_.step < options_.steps;
+    if (summary_.interrupted || (state_.step > before && checkpoint_due())) PLAIT_TRY_VOID(save());
+    PLAIT_TRY_VOID(finish_written());
+  }
+  return finish_checkpoint();
+}
 
 Result<> Run::check_inputs() const {
   if (job_.split.num_train < 1)
@@ -174,15 +211,6 @@ Result<> Run::find_start() {
   summary_.checkpoint = found.path;
   observer_.on_note(fmt::format("resuming behind step {} from {}", state_.step, found.path.string()));
   return {};
-}
-
-/// Fails on all processes if it fails on one, with the same words.
-Result<> Run::together(const Result<>& mine) const {
-  if (processes_ == nullptr) return mine;
-  PLAIT_TRY(const std::vector<std::string> all, processes_->gather(mine ? std::string() : encode(mine.error())));
-  const auto first = std::find_if(all.begin(), all.end(), [](const std::string& error) { return !error.empty(); });
-  PLAIT_TRY(const std::string told, processes_->broadcast(first == all.end() ? std::string() : *first));
-  return told.empty() ? Result<>() : Result<>(decode_error(told));
 }
 
 /// Process 0 chooses, so that all go on from the same one.
@@ -251,6 +279,11 @@ Result<> Run::check_space() const {
 
 Result<> Run::make_engine() {
   PLAIT_TRY(engine_, Engine::create(job_.program, job_.model, options_.engine));
+  return load_engine();
+}
+
+/// What the run begins with, or goes back to.
+Result<> Run::load_engine() {
   if (resumed_) {
     PLAIT_TRY_VOID(engine_->load(resumed_->parameters, resumed_->state.step));
     resumed_.reset();
@@ -293,16 +326,11 @@ Result<> Run::do_step() {
   PLAIT_TRY(StepResult result, engine_->train_step(microbatches, lr));
   if (is_profiled) engine_->record(Recording::kOff);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
-    return make_error(
-        ErrorCode::kIo, "train.diverged",
-        "step {}: the loss is {} and the gradient norm {}; try a lower --lr, a longer --warmup or --clip 1; {}",
-        state_.step + 1, result.loss, result.grad_norm,
-        summary_.checkpoint.empty() ? "no checkpoint was written"
-                                    : "the newest checkpoint is " + summary_.checkpoint.string());
-  state_.step += 1;
   state_.samples += rows_per_step();
   state_.epoch = sampler_.epoch_of(state_.samples);
+  if (!result.not_finite.empty()) return pass_over(result);
+  skipped_in_a_row_ = options_.on_nan == OnNan::kSkip ? 0 : skipped_in_a_row_;
+  state_.step += 1;
   tokens_now_ += result.valid_tokens;
   seconds_now_ += seconds;
   summary_.steps_now += 1;
@@ -323,6 +351,7 @@ Result<> Run::do_step() {
                             .moved_by_kind = result.moved_by_kind,
                             .samples = state_.samples,
                             .epoch = state_.epoch,
+                            .skipped = std::exchange(skipped_, 0),
                             .val_loss = summary_.val_loss};
   if (is_profiled && leads_) PLAIT_TRY_VOID(write_profile(result));
   result.kernel_events.clear();  // the trace of the last step is without
@@ -330,6 +359,54 @@ Result<> Run::do_step() {
   if (log_) PLAIT_TRY_VOID(log_->append(metrics));
   observer_.on_step(metrics);
   return {};
+}
+
+/// A step of which something was not finite.
+Result<> Run::pass_over(const StepResult& result) {
+  PLAIT_TRY_VOID(finish_checkpoint());
+  constexpr int kMostInARow = 10;
+  const std::string what = fmt::format("step {}: {}", state_.step + 1, result.not_finite);
+  const auto stop = [&](const std::string& why) {
+    return make_error(ErrorCode::kIo, "train.diverged", "{}; {}; {}", what, why,
+                      summary_.checkpoint.empty() ? "no checkpoint was written"
+                                                  : "the newest checkpoint is " + summary_.checkpoint.string());
+  };
+  const std::string advice = "try a lower --lr, a longer --warmup or --clip 1";
+  if (options_.on_nan == OnNan::kStop) return stop(advice + ", or --on-nan skip");
+  if (++skipped_in_a_row_ == kMostInARow)
+    return stop(fmt::format("that was so {} times {}; {}", kMostInARow,
+                            options_.on_nan == OnNan::kSkip ? "in a row" : "since the newest checkpoint", advice));
+  ++skipped_;
+  const std::string rows = fmt::format("its {} rows are passed over", rows_per_step());
+  if (options_.on_nan == OnNan::kSkip) {
+    if (result.updated) return stop("this program steps before its norm is known; --on-nan rollback goes with it");
+    observer_.on_note(fmt::format("{}; {} and nothing is updated", what, rows));
+    return {};
+  }
+  PLAIT_TRY_VOID(roll_back());
+  observer_.on_note(fmt::format("{}; {} and the run goes on behind step {}", what, rows, state_.step));
+  return {};
+}
+
+/// Weights, moments and step of the newest checkpoint; the place among the rows stays.
+Result<> Run::roll_back() {
+  FoundCheckpoint found;
+  const auto read = [&]() -> Result<> {
+    PLAIT_TRY(found, read_newest());
+    return {};
+  };
+  PLAIT_TRY_VOID(together(processes_, read()));
+  if (!found.note.empty()) observer_.on_note(found.note);
+  resumed_ = std::move(found.checkpoint);
+  state_.step = resumed_ ? resumed_->state.step : 0;
+  PLAIT_TRY_VOID(load_engine());
+  const auto cut_log = [&]() -> Result<> {
+    log_.reset();
+    PLAIT_TRY(MetricsLog log, MetricsLog::open(options_.out / "metrics.jsonl", state_.step));
+    log_.emplace(std::move(log));
+    return {};
+  };
+  return together(processes_, leads_ ? cut_log() : Result<>());
 }
 
 Result<double> Run::validate() {
@@ -349,14 +426,26 @@ Result<double> Run::validate() {
   return evaluation.loss;
 }
 
+/// Copies the state; it is written while the next steps run.
 Result<> Run::save() {
-  PLAIT_TRY(auto parameters, engine_->save());
-  if (!leads_) return {};
-  PLAIT_TRY_VOID(log_->sync());
-  PLAIT_TRY(summary_.checkpoint,
-            write_checkpoint(options_.out,
-                             Checkpoint{.state = state_, .config = job_.model, .parameters = std::move(parameters)},
-                             options_.checkpoint));
+  skipped_in_a_row_ = options_.on_nan == OnNan::kRollback ? 0 : skipped_in_a_row_;
+  PLAIT_TRY_VOID(finish_checkpoint());
+  engine_->copy_shares(writer_.shares());
+  PLAIT_TRY_VOID(writer_.begin(state_));
+  return options_.checkpoint.writing == CheckpointWriting::kAside ? Result<>() : finish_checkpoint();
+}
+
+/// Ends the checkpoint under way if all processes have written their shares.
+Result<> Run::finish_written() {
+  if (!writer_.is_busy()) return {};
+  PLAIT_TRY(const bool goes_on, any(!writer_.is_written()));
+  return goes_on ? Result<>() : finish_checkpoint();
+}
+
+Result<> Run::finish_checkpoint() {
+  if (!writer_.is_busy()) return {};
+  PLAIT_TRY_VOID(together(processes_, leads_ ? log_->sync() : Result<>()));
+  PLAIT_TRY(summary_.checkpoint, writer_.finish());
   observer_.on_checkpoint(summary_.checkpoint);
   return {};
 }

@@ -17,11 +17,20 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace plait {
 
 enum class StartFrom : std::uint8_t { kScratch, kNewestCheckpoint };
+
+/// What happens when the loss or a gradient of a step is NaN or infinity.
+enum class OnNan : std::uint8_t {
+  kStop,      ///< the run ends with an error
+  kSkip,      ///< no update is made; goes on with the rows behind those of the step
+  kRollback,  ///< goes back to the newest checkpoint, or the beginning, and on with the rows behind those of the step
+};
+std::string_view to_string(OnNan choice);
 
 struct TrainOptions {
   std::filesystem::path out;  ///< the run folder; made when everything else is known to be good
@@ -34,6 +43,7 @@ struct TrainOptions {
   std::int64_t eval_every = 0;        ///< steps between evaluations; 0: only at the end
   std::int64_t checkpoint_every = 0;  ///< steps between checkpoints; 0: only at the end
   CheckpointOptions checkpoint;
+  OnNan on_nan = OnNan::kStop;
   EngineOptions engine;
   std::string tokenizer = "bytes";  ///< for state.json
   /// A step that records its kernels.
@@ -96,7 +106,7 @@ struct TrainSummary {
 /// Process 0 alone writes; a resumed run reads its checkpoint on all.
 ///
 /// \errors kInvalidArgument and kIo before anything is written, where the inputs do not fit together; kIo "train.diverged"
-///         at a loss that is not finite; kIo at a full disk; the engine's;
+///         at a loss or gradient that is not finite, where OnNan says so, or at ten in a row; kIo at a full disk; the engine's;
 ///         kInvalidArgument "train.processes_differ", on all processes, if they were given different things. The newest checkpoint stays intact.
 Result<TrainSummary> train(const TrainJob& job, const TrainOptions& options, TrainObserver& observer,
                            const std::function<bool()>& stop_requested);

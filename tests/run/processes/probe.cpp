@@ -3,24 +3,30 @@
 //     probe grid RANKS PART PARTS   every registered schedule over RANKS ranks; the PART-th of PARTS parts of the list
 //     probe collectives             every kind, sizes small and large, with and without members that take no part
 //     probe messages                messages of many forms and sizes
+//     probe not-finite FOLDER       runs that pass over batches whose loss or gradient is not finite
 //
 // With "over-mpi" in front of these words the processes speak as if each was on a machine of its own.
 //
 // Prints "same NAME" or "differs NAME: what" a case, and "cases N" at the end; exits with 1 if anything differs.
 
+#include "plait/base/files.h"
 #include "plait/run/engine/rank_threads.h"
 #include "plait/run/processes/mpi_group.h"
 
 #include "tests/run/engine/engine_support.h"
+#include "tests/run/train/spoilt_run.h"
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -339,7 +345,44 @@ Result<> check_messages(const std::shared_ptr<JobProcesses>& job) {
   return {};
 }
 
+/// A run folder's bytes, but for times.
+std::string bytes_of(const std::filesystem::path& run) {
+  std::string all;
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+    const auto bytes = read_file((run / "checkpoints" / "step-000006" / file).string());
+    all += bytes ? *bytes : bytes.error().message;
+  }
+  std::istringstream in(*read_file((run / "metrics.jsonl").string()));
+  for (std::string text; std::getline(in, text);) {
+    const auto line = nlohmann::json::parse(text);
+    for (const char* key : {"step", "loss", "grad_norm", "samples", "skipped"})
+      all += line.value(key, nlohmann::json()).dump();
+  }
+  return all;
+}
+
+Result<> check_not_finite(const std::shared_ptr<JobProcesses>& job, const std::filesystem::path& folder) {
+  for (const Spoilt spoilt : {Spoilt::kLoss, Spoilt::kGradient}) {
+    for (const OnNan choice : {OnNan::kSkip, OnNan::kRollback}) {
+      const std::string name =
+          fmt::format("{} {}", to_string(choice), spoilt == Spoilt::kLoss ? "of a loss" : "of a gradient");
+      PLAIT_TRY(const TrainJob what, spoilt_job(spoilt_rows(12, {3, 5})));
+      Notes notes;
+      TrainOptions options = spoilt_options(folder / name / "processes", 6, choice, spoilt);
+      options.engine.processes = job;
+      PLAIT_TRY_VOID(train(what, options, notes, [] { return false; }));
+      if (job->index() != 0) continue;
+      options = spoilt_options(folder / name / "threads", 6, choice, spoilt);
+      PLAIT_TRY_VOID(train(what, options, notes, [] { return false; }));
+      const bool same = bytes_of(folder / name / "processes") == bytes_of(folder / name / "threads");
+      say(*job, name, same ? "" : "the run folders");
+    }
+  }
+  return {};
+}
+
 Result<> run(const std::shared_ptr<JobProcesses>& job, const std::vector<std::string>& words) {
+  if (words.at(0) == "not-finite") return check_not_finite(job, words.at(1));
   if (words.at(0) == "collectives") return check_collectives(job);
   if (words.at(0) == "messages") return check_messages(job);
   return run_grid(job, std::atoi(words.at(1).c_str()), std::atoi(words.at(2).c_str()), std::atoi(words.at(3).c_str()));

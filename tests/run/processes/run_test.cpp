@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <cstdlib>
 #include <filesystem>
 
 namespace plait::test {
@@ -89,6 +90,40 @@ TEST_F(ProcessRun, RestartsFromTheNewestCheckpointWithTheSameBits) {
   expect_same_run("run", "whole", 60);
 }
 
+// mpirun that cannot reach a machine, once there is a file: it starts no more than two processes then.
+TEST_F(ProcessRun, RestartsSmallerWhereAProcessStaysAway) {
+  const fs::path gone = folder_ / "gone";
+  fs::create_directories(folder_ / "bin");
+  spill(folder_ / "bin/mpirun",
+        "#!/bin/sh\n[ -e " + gone.string() + " ] && [ $2 -gt 2 ] && exit 1\nexec " PLAIT_MPIRUN " \"$@\"\n");
+  fs::permissions(folder_ / "bin/mpirun", fs::perms::owner_all);
+  const Words more = {"--checkpoint-every", "4", "--microbatches", "8"};
+  ASSERT_EQ(run_alone(flags("whole", 60, more)).exit_code, 0);
+  const std::string path = (folder_ / "bin").string() + ":" + std::getenv("PATH");
+  const Words command = Words{"/usr/bin/env", "PATH=" + path} +
+                        flags("run", 60, more + Words{"--processes", "4", "--timeout", "5", "--restarts", "1"});
+  const auto lose_one = [&](pid_t launcher) {
+    EXPECT_TRUE(wait_until([&] { return num_lines(folder_ / "run") >= 10; }));
+    spill(gone, "");
+    ::kill(process_of(launcher, 2), SIGKILL);
+  };
+  const JobResult result = run_alone(command + Words{"--min-ranks", "2"}, lose_one);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("not all of 4 processes start; trying 3 with 3 ranks"));
+  EXPECT_THAT(result.err, HasSubstr("not all of 3 processes start; trying 2 with 2 ranks"));
+  EXPECT_THAT(slurp(folder_ / "run" / "program.plait"), HasSubstr("ranks 2"));
+  const auto losses = column(metrics_of(folder_ / "run"), "loss");
+  const auto expected = column(metrics_of(folder_ / "whole"), "loss");
+  ASSERT_EQ(losses.size(), expected.size());
+  for (std::size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], expected[i], 1e-4 * expected[i]) << i;
+
+  fs::remove_all(folder_ / "run");
+  fs::remove(gone);
+  const JobResult refused = run_alone(command + Words{"--min-ranks", "3"}, lose_one);
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_THAT(refused.err, Not(HasSubstr("trying 2")));
+}
+
 TEST_F(ProcessRun, GoesOnFromTheCheckpointBeforeADamagedOne) {
   const Words more = {"--checkpoint-every", "3", "--lr-schedule", "constant"};
   ASSERT_EQ(run_alone(flags("whole", 9, more)).exit_code, 0);
@@ -144,6 +179,7 @@ TEST_F(ProcessRun, RefusesMoreProcessesThanRanksAndWhatDoesNotGoTogether) {
   refused({"--processes", "5"}, "5 processes for 4 ranks");
   refused({"--processes", "2", "--link", "1GB/s"}, "--link does not go with several processes");
   refused({"--restarts", "2"}, "--restarts goes with --processes");
+  refused({"--processes", "2", "--min-ranks", "2"}, "--min-ranks goes with --restarts");
   EXPECT_FALSE(fs::exists(folder_ / "run"));
 }
 

@@ -215,7 +215,7 @@ TEST_F(CheckpointTest, NothingThatIsNotFiniteIsWritten) {
     ASSERT_FALSE(result);
     EXPECT_EQ(result.error().rule, "checkpoint.not_finite");
     EXPECT_THAT(result.error().message, testing::HasSubstr("model.norm.weight.exp_avg_sq"));
-    EXPECT_FALSE(fs::exists(run_));
+    EXPECT_FALSE(fs::exists(run_ / "checkpoints"));
   }
 }
 

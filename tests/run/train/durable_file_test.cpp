@@ -22,6 +22,32 @@ TEST(Crc64, PiecesGiveTheSameAsTheWhole) {
     EXPECT_EQ(crc64(text.substr(cut), crc64(text.substr(0, cut))), crc64(text)) << cut;
 }
 
+TEST(Crc64, OfPiecesIsJoinedFromTheirs) {
+  std::string text;
+  for (int i = 0; i < 5000; ++i) text.push_back(static_cast<char>(i * i + i / 7));
+  for (const std::size_t cut : {0U, 1U, 7U, 8U, 255U, 256U, 4096U, 4999U, 5000U})
+    EXPECT_EQ(crc64_joined(crc64(text.substr(0, cut)), crc64(text.substr(cut)), text.size() - cut), crc64(text)) << cut;
+}
+
+TEST(SharedFile, IsWrittenInPiecesAtTheirPlaces) {
+  const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / "plait_shared_file_test";
+  ASSERT_TRUE(make_file(file, 9));
+  {
+    const auto one = SharedFile::open(file);
+    const auto other = SharedFile::open(file);
+    ASSERT_TRUE(one && other);
+    ASSERT_TRUE(other->write("6789", 5));
+    ASSERT_TRUE(one->write("12345", 0));
+    ASSERT_TRUE(one->sync());
+    ASSERT_TRUE(other->sync());
+  }
+  const auto digest = digest_file(file);
+  ASSERT_TRUE(digest);
+  EXPECT_EQ(*digest, (FileDigest{.bytes = 9, .crc = 0x995dc9bbdf1939faULL}));
+  std::filesystem::remove(file);
+  EXPECT_FALSE(SharedFile::open(file));
+}
+
 TEST(Digest, CountsBytesAndNotesAFlippedBit) {
   const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / "plait_digest_test";
   std::string text(3000000, 'x');

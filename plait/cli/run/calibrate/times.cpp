@@ -306,6 +306,7 @@ void time_parts(ComputeType type, MlpKind mlp, const TimeOptions& options, const
 double time_hand_over() {
   constexpr int kRounds = 2000;
   Doorbell bells[2];
+  for (Doorbell& bell : bells) bell.set_spin(spin_time(2));
   std::atomic<int> round = 0;  // whose turn it is: even for the first thread
   const auto play = [&](int self) {
     for (int i = self; i < 2 * kRounds; i += 2) {

@@ -1,5 +1,6 @@
 // Attention in bf16 on the tile registers of AMX: products of 16-bit numbers with fp32 sums, at several times the rate of vectors.
 #define PLAIT_ISA amx
+#include "plait/run/model/kernels/cpu/attention_heads.h"
 #include "plait/run/model/kernels/cpu/loops.h"
 #include "plait/run/model/kernels/cpu/tiles.h"
 #include "plait/run/model/kernels/cpu/vectors.h"
@@ -17,10 +18,8 @@ constexpr std::int64_t kSide = 16;
 constexpr std::int64_t kDepth = 32;
 constexpr std::int64_t kPackedTile = kSide * kDepth;  // numbers
 
-constexpr std::int64_t kSpan = 512;      // keys that are packed at once
-constexpr std::int64_t kQueries = 128;   // queries of a block
-constexpr std::int64_t kGroup = 32;      // rows of two tiles
-constexpr std::int64_t kSoftened = 128;  // keys whose scores are softened at once
+constexpr std::int64_t kQueries = 128;  // queries of a block
+constexpr std::int64_t kGroup = 32;     // rows of two tiles
 
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1;
@@ -85,16 +84,8 @@ PLAIT_INLINE U32 load_bits(const Bf16* from) {
   return __builtin_convertvector(bits, U32);
 }
 
-struct Rows {
-  const Bf16* data;
-  std::int64_t stride;
-  [[nodiscard]] PLAIT_INLINE const Bf16* row(std::int64_t at) const { return data + at * stride; }
-};
-struct Results {
-  Bf16* data;
-  std::int64_t stride;
-  [[nodiscard]] PLAIT_INLINE Bf16* row(std::int64_t at) const { return data + at * stride; }
-};
+using Rows = HeadRows<const Bf16>;
+using Results = HeadRows<Bf16>;
 
 PLAIT_INLINE std::int64_t rounded(std::int64_t count) {
   return (count + kGroup - 1) / kGroup * kGroup;
@@ -178,7 +169,7 @@ void attend(const AttentionShape& shape, std::int64_t first, Rows q, Rows k, Row
   alignas(64) float scores[kGroup * kSoftened];
   alignas(64) Bf16 weights[kGroup * kSoftened];
   const float scale = 1.0F / __builtin_sqrtf(static_cast<float>(size));
-  copy_rows({q.row(first), q.stride}, count, padded, size, queries);
+  copy_rows(q.from(first), count, padded, size, queries);
   for (std::int64_t row = 0; row < padded; ++row) {
     top[row] = -__builtin_inff();
     total[row] = 0;
@@ -188,8 +179,8 @@ void attend(const AttentionShape& shape, std::int64_t first, Rows q, Rows k, Row
   for (std::int64_t span = 0; span < num_keys; span += kSpan) {
     const std::int64_t width = least(kSpan, num_keys - span);
     const std::int64_t padded_width = rounded(width);
-    pack_columns({k.row(span), k.stride}, width, padded_width, size, keys);
-    pack_rows({v.row(span), v.stride}, width, padded_width, size, values);
+    pack_columns(k.from(span), width, padded_width, size, keys);
+    pack_rows(v.from(span), width, padded_width, size, values);
     for (std::int64_t row = 0; row < padded; row += kGroup)
       for (std::int64_t key = 0; key < width; key += kSoftened) {
         // Keys that the group's last query sees, and what of that is computed: whole groups.
@@ -244,25 +235,33 @@ struct Span {
   std::int64_t first;
   std::int64_t count;
   std::int64_t padded;
+  Scratch rest;
   Bf16* keys;             ///< [padded,H]
   Bf16* values;           ///< [padded,H]
   Bf16* transposed_keys;  ///< [H,padded]
   float* dk;              ///< [padded,H]
   float* dv;
-};
 
-struct Head {
-  Rows q;
-  Rows out;
-  Rows dout;
-  Results dq;
-  const float* lse;
-  float* wide_dq;
+  Span(const AttentionShape& shape, Rows k, Rows v, std::int64_t begin, float* scratch)
+      : first(begin), count(least(kSpan, shape.keys - begin)), padded(rounded(count)), rest{scratch} {
+    const std::int64_t size = shape.size;
+    keys = rest.numbers(kSpan * size);
+    values = rest.numbers(kSpan * size);
+    transposed_keys = rest.numbers(kSpan * size);
+    dk = rest.floats(kSpan * size);
+    dv = rest.floats(kSpan * size);
+    copy_rows(k.from(first), count, padded, size, keys);
+    copy_rows(v.from(first), count, padded, size, values);
+    transpose_rows(k.from(first), count, padded, size, transposed_keys);
+    std::memset(dk, 0, static_cast<std::size_t>(padded * size) * sizeof(float));
+    std::memset(dv, 0, static_cast<std::size_t>(padded * size) * sizeof(float));
+  }
 };
 
 /// Adds what a head's queries and a span's keys give each other. Scores stand as [keys, queries].
-void add_head(const AttentionShape& shape, const Head& head, const Span& span, Scratch scratch) {
+void add_head(const AttentionShape& shape, const HeadGrad<Bf16>& head, const Span& span) {
   const std::int64_t size = shape.size;
+  Scratch scratch = span.rest;
   Bf16* query_columns = scratch.numbers(kQueries * size);
   Bf16* slope_columns = scratch.numbers(kQueries * size);
   Bf16* query_rows = scratch.numbers(kQueries * size);
@@ -280,8 +279,8 @@ void add_head(const AttentionShape& shape, const Head& head, const Span& span, S
   for (std::int64_t first = begin; first < shape.queries; first += kQueries) {
     const std::int64_t count = least(kQueries, shape.queries - first);
     const std::int64_t padded = rounded(count);
-    const Rows q{head.q.row(first), head.q.stride};
-    const Rows dout{head.dout.row(first), head.dout.stride};
+    const Rows q = head.q.from(first);
+    const Rows dout = head.dout.from(first);
     pack_columns(q, count, padded, size, query_columns);
     pack_columns(dout, count, padded, size, slope_columns);
     pack_rows(q, count, padded, size, query_rows);
@@ -335,9 +334,8 @@ void add_head(const AttentionShape& shape, const Head& head, const Span& span, S
                      true);
       }
     }
-    const std::int64_t end = span.first + span.count;
     const bool is_first = span.first == 0;
-    const bool is_last = end == shape.keys || (shape.causal && first + count <= end);
+    const bool is_last = is_last_span(shape, span.first + span.count, first, count);
     for (std::int64_t row = 0; row < padded; row += kSide)
       for (std::int64_t h = 0; h < size; h += kSide) {
         F32 square[kSide];
@@ -355,22 +353,14 @@ void add_head(const AttentionShape& shape, const Head& head, const Span& span, S
   }
 }
 
-template <class To, class From>
-To rows_of(const From& heads, std::int64_t b, std::int64_t head) {
-  return {heads.data + b * heads.strides.batch + head * heads.strides.head, heads.strides.token};
-}
-
 void attention(const AttentionShape& shape, HeadData<const Bf16> q, HeadData<const Bf16> k, HeadData<const Bf16> v,
                HeadData<Bf16> out, float* lse, float* scratch) {
   if (shape.size % kDepth != 0) return avx512::tables().bf16.attention(shape, q, k, v, out, lse, scratch);
   const Tiles tiles;
-  for (std::int64_t b = 0; b < shape.batch; ++b)
-    for (std::int64_t head = 0; head < shape.heads; ++head) {
-      const std::int64_t kv_head = head / (shape.heads / shape.kv_heads);
-      for (std::int64_t first = 0; first < shape.queries; first += kSpan)
-        attend(shape, first, rows_of<Rows>(q, b, head), rows_of<Rows>(k, b, kv_head), rows_of<Rows>(v, b, kv_head),
-               rows_of<Results>(out, b, head), lse + (b * shape.heads + head) * shape.queries, Scratch{scratch});
-    }
+  over_queries(shape, q, k, v, out, lse,
+               [&](std::int64_t first, Rows queries, Rows keys, Rows values, Results result, float* lse_of_head) {
+                 attend(shape, first, queries, keys, values, result, lse_of_head, Scratch{scratch});
+               });
 }
 
 void attention_grad(const AttentionShape& shape, HeadData<const Bf16> dout, HeadData<const Bf16> q,
@@ -379,47 +369,7 @@ void attention_grad(const AttentionShape& shape, HeadData<const Bf16> dout, Head
   if (shape.size % kDepth != 0)
     return avx512::tables().bf16.attention_grad(shape, dout, q, k, v, out, lse, dq, dk, dv, wide_dq, scratch);
   const Tiles tiles;
-  const std::int64_t size = shape.size;
-  const std::int64_t group = shape.heads / shape.kv_heads;
-  for (std::int64_t b = 0; b < shape.batch; ++b)
-    for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head)
-      for (std::int64_t first = 0; first < shape.keys; first += kSpan) {
-        Scratch parts{scratch};
-        const Rows keys = rows_of<Rows>(k, b, kv_head);
-        const Rows values = rows_of<Rows>(v, b, kv_head);
-        const std::int64_t count = least(kSpan, shape.keys - first);
-        const Span span{.first = first,
-                        .count = count,
-                        .padded = rounded(count),
-                        .keys = parts.numbers(kSpan * size),
-                        .values = parts.numbers(kSpan * size),
-                        .transposed_keys = parts.numbers(kSpan * size),
-                        .dk = parts.floats(kSpan * size),
-                        .dv = parts.floats(kSpan * size)};
-        copy_rows({keys.row(first), keys.stride}, count, span.padded, size, span.keys);
-        copy_rows({values.row(first), values.stride}, count, span.padded, size, span.values);
-        transpose_rows({keys.row(first), keys.stride}, count, span.padded, size, span.transposed_keys);
-        std::memset(span.dk, 0, static_cast<std::size_t>(span.padded * size) * sizeof(float));
-        std::memset(span.dv, 0, static_cast<std::size_t>(span.padded * size) * sizeof(float));
-        for (std::int64_t member = 0; member < group; ++member) {
-          const std::int64_t head = kv_head * group + member;
-          add_head(shape,
-                   Head{.q = rows_of<Rows>(q, b, head),
-                        .out = rows_of<Rows>(out, b, head),
-                        .dout = rows_of<Rows>(dout, b, head),
-                        .dq = rows_of<Results>(dq, b, head),
-                        .lse = lse + (b * shape.heads + head) * shape.queries,
-                        .wide_dq = wide_dq + member * shape.queries * size},
-                   span, parts);
-        }
-        const auto to_k = rows_of<Results>(dk, b, kv_head);
-        const auto to_v = rows_of<Results>(dv, b, kv_head);
-        for (std::int64_t row = 0; row < count; ++row)
-          for (std::int64_t i = 0; i < size; i += kSide) {
-            store(to_k.row(first + row) + i, load(span.dk + row * size + i));
-            store(to_v.row(first + row) + i, load(span.dv + row * size + i));
-          }
-      }
+  over_keys<Span>(shape, dout, q, k, v, out, lse, dq, dk, dv, wide_dq, scratch, add_head);
 }
 
 }  // namespace

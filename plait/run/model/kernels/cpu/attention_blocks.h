@@ -1,5 +1,6 @@
 #pragma once
 
+#include "plait/run/model/kernels/cpu/attention_heads.h"
 #include "plait/run/model/kernels/cpu/loops.h"
 #include "plait/run/model/kernels/cpu/tiles.h"
 #include "plait/run/model/kernels/cpu/vectors.h"
@@ -10,9 +11,6 @@ namespace plait::kernels::cpu::PLAIT_ISA {
 // span of kSpan keys in the second. All arithmetic is fp32.
 inline constexpr std::int64_t kQueries = 16 * kTileRows;
 inline constexpr std::int64_t kKeys = 64;
-inline constexpr std::int64_t kSpan = 512;
-/// Keys whose scores are softened at once.
-inline constexpr std::int64_t kSoftened = 128;
 
 /// Where the parts of a thread's scratch lie.
 struct AttentionScratch {
@@ -27,13 +25,6 @@ struct AttentionScratch {
   float* next_;
 };
 static_assert(4 * kSpan + 5 * kSpan * kLargestHead + 2 * kQueries * (kKeys + 2 * kLargestHead) <= kAttentionScratch);
-
-template <class T>
-struct HeadRows {
-  T* data;
-  std::int64_t stride;
-  [[nodiscard]] PLAIT_INLINE T* row(std::int64_t at) const { return data + at * stride; }
-};
 
 /// `count` rows as fp32, one behind the other.
 template <class T>

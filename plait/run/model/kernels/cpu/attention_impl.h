@@ -16,44 +16,19 @@ struct AttentionCode {
 
   static void attention(const AttentionShape& shape, HeadData<const T> q, HeadData<const T> k, HeadData<const T> v,
                         HeadData<T> out, float* lse, float* scratch) {
-    for (std::int64_t b = 0; b < shape.batch; ++b)
-      for (std::int64_t head = 0; head < shape.heads; ++head) {
-        const std::int64_t kv_head = head / (shape.heads / shape.kv_heads);
-        for (std::int64_t first = 0; first < shape.queries; first += kSpan)
-          attend(shape, first, rows_of(q, b, head), rows_of(k, b, kv_head), rows_of(v, b, kv_head),
-                 rows_of(out, b, head), lse + (b * shape.heads + head) * shape.queries, AttentionScratch(scratch));
-      }
+    over_queries(shape, q, k, v, out, lse,
+                 [&](std::int64_t first, Rows queries, Rows keys, Rows values, Results result, float* lse_of_head) {
+                   attend(shape, first, queries, keys, values, result, lse_of_head, AttentionScratch(scratch));
+                 });
   }
 
   static void attention_grad(const AttentionShape& shape, HeadData<const T> dout, HeadData<const T> q,
                              HeadData<const T> k, HeadData<const T> v, HeadData<const T> out, const float* lse,
                              HeadData<T> dq, HeadData<T> dk, HeadData<T> dv, float* wide_dq, float* scratch) {
-    const std::int64_t group = shape.heads / shape.kv_heads;
-    for (std::int64_t b = 0; b < shape.batch; ++b)
-      for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head)
-        for (std::int64_t first = 0; first < shape.keys; first += kSpan) {
-          AttentionScratch parts(scratch);
-          Span span(rows_of(k, b, kv_head), rows_of(v, b, kv_head), first, least(kSpan, shape.keys - first), shape.size,
-                    parts);
-          for (std::int64_t member = 0; member < group; ++member) {
-            const std::int64_t head = kv_head * group + member;
-            const Head one{.q = rows_of(q, b, head),
-                           .out = rows_of(out, b, head),
-                           .dout = rows_of(dout, b, head),
-                           .dq = rows_of(dq, b, head),
-                           .lse = lse + (b * shape.heads + head) * shape.queries,
-                           .wide_dq = wide_dq == nullptr ? nullptr : wide_dq + member * shape.queries * shape.size};
-            add_head(shape, one, span, parts);
-          }
-          span.write(rows_of(dk, b, kv_head), rows_of(dv, b, kv_head), shape.size);
-        }
+    over_keys<Span>(shape, dout, q, k, v, out, lse, dq, dk, dv, wide_dq, scratch, add_head);
   }
 
  private:
-  template <class U>
-  PLAIT_INLINE static HeadRows<U> rows_of(HeadData<U> heads, std::int64_t b, std::int64_t head) {
-    return {heads.data + b * heads.strides.batch + head * heads.strides.head, heads.strides.token};
-  }
   PLAIT_INLINE static float scale_of(const AttentionShape& shape) {
     return 1.0F / __builtin_sqrtf(static_cast<float>(shape.size));
   }
@@ -70,7 +45,7 @@ struct AttentionCode {
     float* top = parts.take(kSpan, 1);
     float* total = parts.take(kSpan, 1);
     alignas(64) float scores[kTileRows * kSoftened];
-    pack(Rows{q.row(first), q.stride}, count, size, queries);
+    pack(q.from(first), count, size, queries);
     for (std::int64_t row = 0; row < count; ++row) {
       top[row] = -__builtin_inff();
       total[row] = 0;
@@ -79,8 +54,8 @@ struct AttentionCode {
     const std::int64_t num_keys = shape.causal ? least(shape.keys, first + count) : shape.keys;
     for (std::int64_t span = 0; span < num_keys; span += kSpan) {
       const std::int64_t width = least(kSpan, num_keys - span);
-      pack_transposed(Rows{k.row(span), k.stride}, width, size, scale_of(shape), keys);
-      pack(Rows{v.row(span), v.stride}, width, size, values);
+      pack_transposed(k.from(span), width, size, scale_of(shape), keys);
+      pack(v.from(span), width, size, values);
       for (std::int64_t block = 0; block < count; block += kQueries)
         for (std::int64_t key = 0; key < width; key += kSoftened)
           for (std::int64_t row = block; row < least(count, block + kQueries); row += kTileRows) {
@@ -142,44 +117,28 @@ struct AttentionCode {
     float* dk;
     float* dv;
 
-    Span(Rows k, Rows v, std::int64_t begin, std::int64_t length, std::int64_t size, AttentionScratch& parts)
-        : first(begin),
-          count(length),
-          keys(parts.take(kSpan, size)),
-          transposed_keys(parts.take(kSpan, size)),
-          transposed_values(parts.take(kSpan, size)),
-          dk(parts.take(kSpan, size)),
-          dv(parts.take(kSpan, size)) {
-      pack(Rows{k.row(first), k.stride}, count, size, keys);
-      pack_transposed(Rows{k.row(first), k.stride}, count, size, 1.0F / __builtin_sqrtf(static_cast<float>(size)),
-                      transposed_keys);
-      pack_transposed(Rows{v.row(first), v.stride}, count, size, 1.0F, transposed_values);
+    AttentionScratch rest;
+
+    Span(const AttentionShape& shape, Rows k, Rows v, std::int64_t begin, float* scratch)
+        : first(begin), count(least(kSpan, shape.keys - begin)), rest(scratch) {
+      const std::int64_t size = shape.size;
+      keys = rest.take(kSpan, size);
+      transposed_keys = rest.take(kSpan, size);
+      transposed_values = rest.take(kSpan, size);
+      dk = rest.take(kSpan, size);
+      dv = rest.take(kSpan, size);
+      pack(k.from(first), count, size, keys);
+      pack_transposed(k.from(first), count, size, scale_of(shape), transposed_keys);
+      pack_transposed(v.from(first), count, size, 1.0F, transposed_values);
       __builtin_memset(dk, 0, static_cast<std::size_t>(count * size) * sizeof(float));
       __builtin_memset(dv, 0, static_cast<std::size_t>(count * size) * sizeof(float));
     }
-
-    void write(Results to_dk, Results to_dv, std::int64_t size) const {
-      for (std::int64_t row = 0; row < count; ++row)
-        for (std::int64_t i = 0; i < size; i += kLanes<float>) {
-          store(to_dk.row(first + row) + i, load(dk + row * size + i));
-          store(to_dv.row(first + row) + i, load(dv + row * size + i));
-        }
-    }
-  };
-
-  /// One query head in the backward.
-  struct Head {
-    Rows q;
-    Rows out;
-    Rows dout;
-    Results dq;
-    const float* lse;
-    float* wide_dq;  ///< [T,H] sums over spans; null where one span holds all keys, or T is fp32
   };
 
   /// Adds what a head's queries and a span's keys give each other.
-  static void add_head(const AttentionShape& shape, const Head& head, const Span& span, AttentionScratch parts) {
+  static void add_head(const AttentionShape& shape, const HeadGrad<T>& head, const Span& span) {
     const std::int64_t size = shape.size;
+    AttentionScratch parts = span.rest;
     float* queries = parts.take(kQueries, size);
     float* slopes = parts.take(kQueries, size);
     float* weights = parts.take(kQueries, kKeys);
@@ -189,8 +148,8 @@ struct AttentionCode {
     const std::int64_t begin = shape.causal ? span.first / kQueries * kQueries : 0;
     for (std::int64_t first = begin; first < shape.queries; first += kQueries) {
       const std::int64_t count = least(kQueries, shape.queries - first);
-      pack(Rows{head.q.row(first), head.q.stride}, count, size, queries);
-      pack(Rows{head.dout.row(first), head.dout.stride}, count, size, slopes);
+      pack(head.q.from(first), count, size, queries);
+      pack(head.dout.from(first), count, size, slopes);
       for (std::int64_t row = 0; row < count; ++row) {
         F32 sum{};
         for (std::int64_t i = 0; i < size; i += kLanes<float>)
@@ -244,12 +203,11 @@ struct AttentionCode {
     }
   }
 
-  static void write_dq(const AttentionShape& shape, const Head& head, const Span& span, std::int64_t first,
+  static void write_dq(const AttentionShape& shape, const HeadGrad<T>& head, const Span& span, std::int64_t first,
                        std::int64_t count, const float* dq) {
     const std::int64_t size = shape.size;
     const bool is_first = span.first == 0;
-    const std::int64_t end = span.first + span.count;
-    const bool is_last = end == shape.keys || (shape.causal && first + count <= end);
+    const bool is_last = is_last_span(shape, span.first + span.count, first, count);
     for (std::int64_t row = 0; row < count; ++row)
       for (std::int64_t i = 0; i < size; i += kLanes<float>) {
         F32 x = load(dq + row * size + i);
