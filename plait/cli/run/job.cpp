@@ -218,6 +218,7 @@ bool is_to_launch(const JobFlags& flags) {
 }
 
 Result<int> launch_job(const JobFlags& flags, int argc, const char* const* argv, const std::filesystem::path& run) {
+  PLAIT_TRY_VOID(check_mpi_is_built_in());
   const std::vector<std::string> own = {"--processes", "--restarts", "--min-ranks"};
   Starts starts(flags, without({argv, argv + argc}, own), run);
   set_environment();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -20,6 +21,9 @@ namespace plait {
 ///     const auto step = in.get<std::int64_t>();
 class ByteWriter {
  public:
+  ByteWriter() = default;
+  /// \param expected  bytes: room for them from the start
+  explicit ByteWriter(std::size_t expected) { bytes_.reserve(expected); }
   template <class T>
   ByteWriter& put(const T& value) {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -34,6 +38,10 @@ class ByteWriter {
   }
   template <class T>
   ByteWriter& put_list(const std::vector<T>& values) {
+    return put_list(std::span<const T>(values));
+  }
+  template <class T>
+  ByteWriter& put_list(std::span<const T> values) {
     static_assert(std::is_trivially_copyable_v<T>);
     put(static_cast<std::uint64_t>(values.size()));
     append(values.data(), values.size() * sizeof(T));

@@ -27,7 +27,10 @@ inline Clock::duration spin_time(int num_threads) {
 ///
 /// No wake-up is lost: a ringer publishes its data, then rings; the waiter reads the number of rings before it looks at
 /// the data, and the kernel lets it sleep only while that number is unchanged.
-class alignas(64) Doorbell {
+///
+/// \tparam Flag  FUTEX_PRIVATE_FLAG among threads; none in memory that processes share
+template <int Flag>
+class alignas(64) BasicDoorbell {
  public:
   /// Before the first wait.
   void set_spin(Clock::duration spin) { spin_ = spin; }
@@ -36,7 +39,7 @@ class alignas(64) Doorbell {
   void ring() {
     rings_.fetch_add(1, std::memory_order_seq_cst);
     if (sleeping_.load(std::memory_order_seq_cst))
-      syscall(SYS_futex, address(), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+      syscall(SYS_futex, address(), FUTEX_WAKE | Flag, 1, nullptr, nullptr, 0);
   }
 
   /// Returns true once ready() does, false at the deadline. One thread at a time.
@@ -57,7 +60,7 @@ class alignas(64) Doorbell {
       sleeping_.store(true, std::memory_order_seq_cst);
       const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
       const timespec timeout{.tv_sec = seconds.count(), .tv_nsec = std::chrono::nanoseconds(left - seconds).count()};
-      syscall(SYS_futex, address(), FUTEX_WAIT_PRIVATE, heard, &timeout, nullptr, 0);
+      syscall(SYS_futex, address(), FUTEX_WAIT | Flag, heard, &timeout, nullptr, 0);
       sleeping_.store(false, std::memory_order_seq_cst);
     }
   }
@@ -79,5 +82,7 @@ class alignas(64) Doorbell {
   std::atomic<bool> sleeping_ = false;
   Clock::duration spin_{0};
 };
+using Doorbell = BasicDoorbell<FUTEX_PRIVATE_FLAG>;
+using SharedDoorbell = BasicDoorbell<0>;  ///< between processes, in zeroed memory that they share
 
 }  // namespace plait

@@ -1,6 +1,7 @@
 #include "plait/run/processes/mpi_group.h"
 
 #include "plait/base/check.h"
+#include "plait/run/engine/byte_stream.h"
 #include "plait/run/processes/mpi_requests.h"
 #include "plait/run/processes/mpi_transport.h"
 #include "plait/run/processes/mpi_world.h"
@@ -10,7 +11,6 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <cstdlib>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -23,7 +23,8 @@ constexpr int kPatience = 30;  // timeouts
 
 class MpiGroup final : public JobProcesses, public MpiUser {
  public:
-  explicit MpiGroup(Clock::duration timeout) : timeout_(timeout), watch_(world_.index(), world_.size(), timeout) {
+  MpiGroup(Clock::duration timeout, OnOneMachine on_one_machine)
+      : timeout_(timeout), on_one_machine_(on_one_machine), watch_(world_.index(), world_.size(), timeout) {
     world_.on_failure([this](const std::string& words) {
       watch_.report(Error{.code = ErrorCode::kTransport, .rule = "mpi.failed", .message = words});
     });
@@ -57,7 +58,11 @@ class MpiGroup final : public JobProcesses, public MpiUser {
     std::vector<int> processes;
     for (int rank = 0; rank < routes.num_ranks; ++rank)
       processes.push_back(process_of_rank(RankId{rank}, size(), routes.num_ranks));
-    return make_mpi_transport(world_, channels, std::move(routes), here, std::move(processes));
+    std::unique_ptr<NodeLane> lane;
+    if (on_one_machine_ == OnOneMachine::kSharedMemory && size() > 1) {
+      PLAIT_TRY(lane, open_lane(routes, here, processes));
+    }
+    return make_mpi_transport(world_, channels, std::move(routes), here, std::move(processes), std::move(lane));
   }
 
   Result<> meet() override {
@@ -141,6 +146,11 @@ class MpiGroup final : public JobProcesses, public MpiUser {
     watch_.set_handlers({.say = std::move(say), .end = std::move(end)});
   }
 
+  void with_mpi(const std::function<void()>& calls) override {
+    const auto lock = world_.hold();
+    calls();
+  }
+
   Result<> leave() override {
     PLAIT_TRY_VOID(meet());
     watch_.leave();
@@ -159,6 +169,7 @@ class MpiGroup final : public JobProcesses, public MpiUser {
   }
 
   bool progress() override { return requests_.progress(); }
+  [[nodiscard]] bool expects() const override { return false; }  // whoever calls the group waits for it
 
  private:
   static constexpr int kTag = 1;
@@ -187,6 +198,30 @@ class MpiGroup final : public JobProcesses, public MpiUser {
                       what, std::chrono::duration<double>(kPatience * timeout_).count());
   }
 
+  /// What everyone says, on all.
+  Result<std::vector<std::string>> exchange(std::string bytes) {
+    PLAIT_TRY(const std::vector<std::string> all, gather(std::move(bytes)));
+    ByteWriter out;
+    for (const std::string& one : all) out.put_bytes(one);
+    PLAIT_TRY(const std::string told, broadcast(out.take()));
+    ByteReader in(told);
+    std::vector<std::string> parts;
+    while (!in.done()) parts.emplace_back(in.get_bytes());
+    return parts;
+  }
+
+  Result<std::unique_ptr<NodeLane>> open_lane(const Routes& routes, RankRange here, const std::vector<int>& processes) {
+    auto lane = std::make_unique<NodeLane>(routes, here, processes, index());
+    PLAIT_TRY(const std::vector<std::string> cards, exchange(lane->card()));
+    std::vector<std::uint8_t> in_reach = lane->try_reach(cards);
+    PLAIT_TRY(const std::vector<std::string> of_all, exchange(std::string(in_reach.begin(), in_reach.end())));
+    const auto me = static_cast<std::size_t>(index());
+    for (std::size_t process = 0; process < in_reach.size(); ++process)
+      if (of_all[process][me] == '\0') in_reach[process] = 0;
+    lane->use(in_reach);
+    return lane;
+  }
+
   Result<> duplicate(MPI_Comm& channel) {
     // The handle's place must outlive a failure.
     auto made = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
@@ -203,6 +238,7 @@ class MpiGroup final : public JobProcesses, public MpiUser {
   }
 
   Clock::duration timeout_;
+  OnOneMachine on_one_machine_;
   MpiWorld world_;
   Watch watch_;
   MPI_Comm control_ = MPI_COMM_NULL;
@@ -211,8 +247,8 @@ class MpiGroup final : public JobProcesses, public MpiUser {
 
 }  // namespace
 
-bool started_by_mpi() {
-  return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMIX_RANK") != nullptr;
+Result<> check_mpi_is_built_in() {
+  return {};
 }
 
 Result<std::shared_ptr<JobProcesses>> join_job(const JoinOptions& options) {
@@ -220,7 +256,8 @@ Result<std::shared_ptr<JobProcesses>> join_job(const JoinOptions& options) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   PLAIT_TRY_VOID(MpiWorld::start());
   auto group = std::make_shared<MpiGroup>(
-      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.timeout_seconds)));
+      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.timeout_seconds)),
+      options.on_one_machine);
   PLAIT_TRY_VOID(group->start_watch());
   return std::shared_ptr<JobProcesses>(std::move(group));
 }

@@ -4,13 +4,15 @@
 
 namespace plait {
 
-bool started_by_mpi() {
-  return false;
+Result<> check_mpi_is_built_in() {
+  return make_error(ErrorCode::kUnsupported, "mpi.missing",
+                    "this plait was built without MPI and runs all ranks as threads; configure it with "
+                    "-DPLAIT_WITH_MPI=ON for several processes");
 }
 
 Result<std::shared_ptr<JobProcesses>> join_job(const JoinOptions&) {
-  return make_error(ErrorCode::kUnsupported, "mpi.missing",
-                    "this plait was built without MPI; configure it with -DPLAIT_WITH_MPI=ON");
+  PLAIT_TRY_VOID(check_mpi_is_built_in());
+  return std::shared_ptr<JobProcesses>();
 }
 
 }  // namespace plait

@@ -52,12 +52,13 @@ struct Incoming {
 class MpiTransport final : public Transport, public MpiUser {
  public:
   MpiTransport(MpiWorld& world, const MpiChannels& channels, Routes routes, RankRange here,
-               std::vector<int> process_of_rank)
+               std::vector<int> process_of_rank, std::unique_ptr<NodeLane> lane)
       : world_(world),
         channels_(channels),
         routes_(std::move(routes)),
         here_(here),
         process_of_(std::move(process_of_rank)),
+        lane_(std::move(lane)),
         inner_(make_in_process_transport(routes_)),
         bells_(static_cast<std::size_t>(here.size())),
         outgoing_(routes_.transfers.size()),
@@ -76,6 +77,11 @@ class MpiTransport final : public Transport, public MpiUser {
       exchanges_[c] = std::make_unique<MpiExchange>(
           routes_.collectives[c], context, static_cast<int>(routes_.transfers.size() + 2 * c), std::move(processes));
     }
+    for (std::size_t t = 0; t < routes_.transfers.size(); ++t) {
+      const Transfer& transfer = routes_.transfers[t];
+      is_told_of_messages_ |=
+          is_here(transfer.source) != is_here(transfer.destination) && !by_lane(static_cast<TransferId>(t));
+    }
     world_.add(*this);
   }
   ~MpiTransport() override {
@@ -92,6 +98,7 @@ class MpiTransport final : public Transport, public MpiUser {
 
   void begin_step() override {
     inner_->begin_step();
+    if (lane_ != nullptr) lane_->begin_step();
     // Weights that nobody read may still be on their way.
     world_.wait(
         [this] {
@@ -109,6 +116,7 @@ class MpiTransport final : public Transport, public MpiUser {
     const auto at = static_cast<std::size_t>(id);
     const Transfer& transfer = routes_.transfers[at];
     if (is_here(transfer.destination)) return inner_->send(id, std::move(message));
+    if (by_lane(id)) return lane_->send(id, std::move(message));
     WireMessage wire = pack(std::move(message));
     const bool along = wire.payload() <= kSmall;
     ByteWriter head;
@@ -132,6 +140,7 @@ class MpiTransport final : public Transport, public MpiUser {
   void post_receive(TransferId id) override {
     const auto at = static_cast<std::size_t>(id);
     if (is_here(routes_.transfers[at].source)) return inner_->post_receive(id);
+    if (by_lane(id)) return;
     const auto lock = world_.hold();
     Incoming& in = incoming_[at];
     in.posted_in = step_;
@@ -141,6 +150,7 @@ class MpiTransport final : public Transport, public MpiUser {
   WaitStatus receive(TransferId id, Message& message, Clock::time_point deadline) override {
     const auto at = static_cast<std::size_t>(id);
     if (is_here(routes_.transfers[at].source)) return inner_->receive(id, message, deadline);
+    if (by_lane(id)) return lane_->receive(id, message, deadline);
     const WaitStatus status = wait(routes_.transfers[at].destination, transfers_done_[at], deadline);
     if (status == WaitStatus::kReady) message = std::move(incoming_[at].message);
     return status;
@@ -149,6 +159,10 @@ class MpiTransport final : public Transport, public MpiUser {
   WaitStatus wait_sent(TransferId id, Clock::time_point deadline) override {
     const auto at = static_cast<std::size_t>(id);
     if (is_here(routes_.transfers[at].destination)) return inner_->wait_sent(id, deadline);
+    if (by_lane(id)) {
+      lane_->drop_taken(id);
+      return WaitStatus::kReady;
+    }
     return wait(routes_.transfers[at].source, transfers_done_[at], deadline);
   }
 
@@ -157,6 +171,7 @@ class MpiTransport final : public Transport, public MpiUser {
     if (exchanges_[at] == nullptr) return inner_->enter(id, member, tensors);
     MpiExchange& exchange = *exchanges_[at];
     const auto lock = world_.hold();
+    world_.expect();
     if (!exchange.enter(place_of(id, member), tensors)) return;
     const std::string announcement = ByteWriter()
                                          .put(Address{.kind = Address::Kind::kEntry, .id = id, .step = step_})
@@ -185,6 +200,7 @@ class MpiTransport final : public Transport, public MpiUser {
   void stop() override {
     stopped_.store(true);
     inner_->stop();
+    if (lane_ != nullptr) lane_->stop();
     for (Doorbell& bell : bells_) bell.ring();
   }
 
@@ -193,9 +209,15 @@ class MpiTransport final : public Transport, public MpiUser {
     while (take_head()) moved = true;
     return requests_.progress() || moved;
   }
+  [[nodiscard]] bool expects() const override {
+    return is_told_of_messages_ || !requests_.empty() ||
+           std::any_of(exchanges_.begin(), exchanges_.end(),
+                       [](const auto& e) { return e != nullptr && !e->at_rest(); });
+  }
 
  private:
   [[nodiscard]] bool is_here(RankId rank) const { return here_.contains(rank); }
+  [[nodiscard]] bool by_lane(TransferId id) const { return lane_ != nullptr && lane_->carries(id); }
 
   void check_tags() const {
     int* highest = nullptr;
@@ -328,7 +350,9 @@ class MpiTransport final : public Transport, public MpiUser {
   Routes routes_;
   RankRange here_;
   std::vector<int> process_of_;
+  std::unique_ptr<NodeLane> lane_;
   std::unique_ptr<Transport> inner_;  ///< for what stays in this process
+  bool is_told_of_messages_ = false;  ///< some come or go over MPI
   std::vector<Doorbell> bells_;       ///< per rank that is here
   MpiRequests requests_;
   std::vector<Outgoing> outgoing_;
@@ -343,8 +367,10 @@ class MpiTransport final : public Transport, public MpiUser {
 }  // namespace
 
 std::unique_ptr<Transport> make_mpi_transport(MpiWorld& world, const MpiChannels& channels, Routes routes,
-                                              RankRange here, std::vector<int> process_of_rank) {
-  return std::make_unique<MpiTransport>(world, channels, std::move(routes), here, std::move(process_of_rank));
+                                              RankRange here, std::vector<int> process_of_rank,
+                                              std::unique_ptr<NodeLane> lane) {
+  return std::make_unique<MpiTransport>(world, channels, std::move(routes), here, std::move(process_of_rank),
+                                        std::move(lane));
 }
 
 }  // namespace plait

@@ -63,7 +63,7 @@ void MpiWorld::add(MpiUser& user) {
     const auto lock = hold();
     users_.push_back(&user);
   }
-  wake_.notify_all();
+  expect();
 }
 
 void MpiWorld::remove(MpiUser& user) {
@@ -75,10 +75,21 @@ void MpiWorld::defer(std::function<void()> work, std::function<void()> done) {
   deferred_.push_back({.work = std::move(work), .done = std::move(done)});
 }
 
+void MpiWorld::expect() {
+  if (expects_.exchange(true)) return;
+  const std::lock_guard lock(sleep_mutex_);
+  wake_.notify_all();
+}
+
 bool MpiWorld::poll_holding(std::unique_lock<std::mutex>& lock) {
   last_poll_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   bool moved = false;
-  for (MpiUser* user : users_) moved |= user->progress();
+  bool expects = false;
+  for (MpiUser* user : users_) {
+    moved |= user->progress();
+    expects |= user->expects();
+  }
+  expects_.store(expects, std::memory_order_relaxed);
   if (deferred_.empty()) return moved;
   const Deferred next = std::move(deferred_.front());
   deferred_.erase(deferred_.begin());
@@ -113,6 +124,7 @@ bool MpiWorld::wait(const std::function<bool()>& ready, const std::function<bool
 void MpiWorld::loop() {
   constexpr std::chrono::microseconds kRest{100};  // between looks while something may be under way
   constexpr std::chrono::milliseconds kQuiet{1};   // and where nothing was for a while
+  constexpr std::chrono::milliseconds kIdle{20};   // while nothing may be: a core is better left to a rank
   constexpr std::chrono::milliseconds kAWhile{50};
   pthread_setname_np(pthread_self(), "plait-mpi");
   prctl(PR_SET_TIMERSLACK, 1000UL);  // ns; sleeps of 100 us would otherwise last half as long again
@@ -131,7 +143,11 @@ void MpiWorld::loop() {
     }
     if (moved) moved_at = Clock::now();
     lock.lock();
-    if (!moved) wake_.wait_for(lock, Clock::now() - moved_at < kAWhile ? Clock::duration(kRest) : kQuiet);
+    if (moved || quit_) continue;
+    if (!expects_.load(std::memory_order_relaxed))
+      wake_.wait_for(lock, kIdle, [this] { return quit_ || expects_.load(std::memory_order_relaxed); });
+    else
+      wake_.wait_for(lock, Clock::now() - moved_at < kAWhile ? Clock::duration(kRest) : kQuiet);
   }
 }
 

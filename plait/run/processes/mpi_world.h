@@ -26,6 +26,8 @@ class MpiUser {
   virtual ~MpiUser() = default;
   /// Looks what has arrived or is through; whether anything was.
   virtual bool progress() = 0;
+  /// May something move while nobody waits for it?
+  [[nodiscard]] virtual bool expects() const = 0;
 };
 
 /// One process's hold on MPI. MPI is entered by one thread at a time; who waits for something looks for all, and a thread
@@ -53,6 +55,9 @@ class MpiWorld {
   /// while holding it.
   void defer(std::function<void()> work, std::function<void()> done);
 
+  /// Something may move from now on while nobody waits: the thread in the background looks more often.
+  void expect();
+
   /// Polls until `ready` (called while holding the world) says yes. False at the deadline, or once `stopped` does.
   bool wait(const std::function<bool()>& ready, const std::function<bool()>& stopped, Clock::time_point deadline);
 
@@ -79,6 +84,7 @@ class MpiWorld {
   std::mutex sleep_mutex_;
   std::condition_variable wake_;
   bool quit_ = false;  ///< guarded by sleep_mutex_
+  std::atomic<bool> expects_ = false;
   std::thread thread_;
 };
 

@@ -7,7 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <map>
+#include <span>
 #include <utility>
 
 namespace plait {
@@ -30,20 +30,24 @@ Extent extent_of(const at::Tensor& tensor) {
 
 /// What the message uses of one storage.
 struct Use {
+  const c10::StorageImpl* storage = nullptr;
   Extent extent;
   std::int64_t needed = 0;  ///< bytes of its tensors, each view counted
   std::vector<std::size_t> tensors;
 };
 
-std::map<const c10::StorageImpl*, Use> uses_of(const std::vector<at::Tensor>& tensors) {
-  std::map<const c10::StorageImpl*, Use> uses;
+/// In the order of the tensors, not of addresses. Storages are few: a search is faster than a map.
+std::vector<Use> uses_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<Use> uses;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& tensor = tensors[i];
     if (!tensor.defined()) continue;
     PLAIT_CHECK(tensor.is_cpu(), "tensor {} is not in host memory", i);
     const Extent extent = extent_of(tensor);
-    const auto [at, is_new] = uses.try_emplace(tensor.storage().unsafeGetStorageImpl(), Use{.extent = extent});
-    Use& use = at->second;
+    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    auto at = std::find_if(uses.begin(), uses.end(), [&](const Use& use) { return use.storage == storage; });
+    if (at == uses.end()) at = uses.insert(at, Use{.storage = storage, .extent = extent});
+    Use& use = *at;
     use.extent = {.begin = std::min(use.extent.begin, extent.begin), .end = std::max(use.extent.end, extent.end)};
     use.needed += static_cast<std::int64_t>(tensor.nbytes());
     use.tensors.push_back(i);
@@ -51,13 +55,16 @@ std::map<const c10::StorageImpl*, Use> uses_of(const std::vector<at::Tensor>& te
   return uses;
 }
 
-/// Views with wide gaps between them travel without the gaps, at the price of a copy.
-void close_gaps(std::vector<at::Tensor>& tensors) {
-  for (const auto& [storage, use] : uses_of(tensors)) {
+/// Views with wide gaps between them travel without the gaps, at the price of a copy. Whether there were any.
+bool close_gaps(std::vector<at::Tensor>& tensors, const std::vector<Use>& uses) {
+  bool any = false;
+  for (const Use& use : uses) {
     const std::int64_t covered = use.extent.end - use.extent.begin;
     if (covered <= use.needed + use.needed / 4) continue;
     for (const std::size_t i : use.tensors) tensors[i] = at::clone(tensors[i], at::MemoryFormat::Contiguous);
+    any = true;
   }
+  return any;
 }
 
 constexpr std::int64_t kAlignment = 64;  // of the allocator: what is aligned here is aligned there
@@ -65,27 +72,26 @@ constexpr std::int64_t kAlignment = 64;  // of the allocator: what is aligned he
 }  // namespace
 
 WireMessage pack(Message&& message) {
-  close_gaps(message.tensors);
   WireMessage wire;
   std::vector<std::int32_t> piece_of(message.tensors.size(), -1);
   std::vector<std::int64_t> begin_of(message.tensors.size(), 0);
   std::vector<std::uint64_t> sizes;
-  const auto uses = uses_of(message.tensors);
-  // In the order of the tensors, not of addresses.
-  for (std::size_t i = 0; i < message.tensors.size(); ++i) {
-    if (!message.tensors[i].defined() || piece_of[i] >= 0) continue;
-    const Use& use = uses.at(message.tensors[i].storage().unsafeGetStorageImpl());
+  std::vector<Use> uses = uses_of(message.tensors);
+  if (close_gaps(message.tensors, uses)) uses = uses_of(message.tensors);
+  for (const Use& use : uses) {
     const std::int64_t begin = use.extent.begin / kAlignment * kAlignment;
     for (const std::size_t user : use.tensors) {
       piece_of[user] = static_cast<std::int32_t>(wire.pieces.size());
       begin_of[user] = begin;
     }
     const auto size = static_cast<std::size_t>(use.extent.end - begin);
-    const auto* base = static_cast<const char*>(message.tensors[i].storage().data());
+    const auto* base = static_cast<const char*>(message.tensors[use.tensors.front()].storage().data());
     wire.pieces.push_back({.data = base + begin, .size = size});
     sizes.push_back(size);
   }
-  ByteWriter out;
+  constexpr std::size_t kFixed = 64;      // bytes, about
+  constexpr std::size_t kPerTensor = 96;  // of three dimensions
+  ByteWriter out(kFixed + kPerTensor * message.tensors.size());
   out.put(message.value).put_list(message.counts).put_list(sizes).put(message.tensors.size());
   for (std::size_t i = 0; i < message.tensors.size(); ++i) {
     const at::Tensor& tensor = message.tensors[i];
@@ -93,7 +99,8 @@ WireMessage pack(Message&& message) {
     if (!tensor.defined()) continue;
     const auto width = static_cast<std::int64_t>(tensor.element_size());
     out.put(tensor.scalar_type()).put(tensor.storage_offset() - begin_of[i] / width);
-    out.put_list(tensor.sizes().vec()).put_list(tensor.strides().vec());
+    out.put_list(std::span(tensor.sizes().data(), tensor.sizes().size()));
+    out.put_list(std::span(tensor.strides().data(), tensor.strides().size()));
   }
   wire.head = out.take();
   wire.holders = std::move(message.tensors);

@@ -5,6 +5,8 @@
 //     probe messages                messages of many forms and sizes
 //     probe not-finite FOLDER       runs that pass over batches whose loss or gradient is not finite
 //
+// With "over-mpi" in front of these words the processes speak as if each was on a machine of its own.
+//
 // Prints "same NAME" or "differs NAME: what" a case, and "cases N" at the end; exits with 1 if anything differs.
 
 #include "plait/base/files.h"
@@ -273,6 +275,10 @@ Message message_of(int form, Value value) {
       break;
     }
     case 3: message.tensors = {large.view({1024, 3072}).narrow(1, 17, 9)}; break;  // wide gaps
+    case 5:  // many: the head alone is larger than what lies ready for a message
+      for (int i = 0; i < 150; ++i) message.tensors.push_back(elements(i, i, 0, at::kFloat));
+      message.counts = {150};
+      break;
     case 4: message.tensors = {large, elements(1, 3, 0, at::kDouble), large.narrow(0, 100, 7)}; break;
     default: message.tensors = {elements(std::int64_t{1} << form, 4, 0, at::kDouble)}; break;
   }
@@ -386,12 +392,17 @@ Result<> run(const std::shared_ptr<JobProcesses>& job, const std::vector<std::st
 }  // namespace plait
 
 int main(int argc, char** argv) {
-  auto job = plait::join_job({.timeout_seconds = 60});
+  std::vector<std::string> words(argv + 1, argv + argc);
+  const bool over_mpi = !words.empty() && words.front() == "over-mpi";
+  if (over_mpi) words.erase(words.begin());
+  auto job = plait::join_job(
+      {.timeout_seconds = 60,
+       .on_one_machine = over_mpi ? plait::OnOneMachine::kMessages : plait::OnOneMachine::kSharedMemory});
   if (!job) {
     std::fprintf(stderr, "%s\n", job.error().message.c_str());
     return 2;
   }
-  const plait::Result<> done = plait::run(*job, {argv + 1, argv + argc});
+  const plait::Result<> done = plait::run(*job, words);
   if (!done) {
     std::fprintf(stderr, "process %d: %s [%s]\n", (*job)->index(), done.error().message.c_str(),
                  done.error().rule.c_str());

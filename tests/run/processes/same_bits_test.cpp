@@ -23,24 +23,39 @@ void expect_all_same(int processes, const std::vector<std::string>& words, int a
   EXPECT_GE(std::stoi(result.out.substr(at + 6)), at_least) << result.out;
 }
 
-/// (processes, ranks, part of the list); two ranks of the list in one process where there are more ranks than processes.
-class SameBits : public testing::TestWithParam<std::tuple<int, int, int>> {};
+enum class Way { kSharedMemory, kMpi };
+
+/// (processes, ranks, part of the list, way between processes); two ranks of the list in one process where there are more
+/// ranks than processes.
+class SameBits : public testing::TestWithParam<std::tuple<int, int, int, Way>> {};
 
 constexpr int kParts = 7;  // odd, so that each part has all combinations of sizes and heads
 
 TEST_P(SameBits, AsThreads) {
-  const auto [processes, ranks, part] = GetParam();
-  expect_all_same(processes, {"grid", std::to_string(ranks), std::to_string(part), std::to_string(kParts)}, 25);
+  const auto [processes, ranks, part, way] = GetParam();
+  std::vector<std::string> words = {"grid", std::to_string(ranks), std::to_string(part), std::to_string(kParts)};
+  if (way == Way::kMpi) words.insert(words.begin(), "over-mpi");
+  expect_all_same(processes, words, 25);
 }
 
 INSTANTIATE_TEST_SUITE_P(TwoProcesses, SameBits,
-                         testing::Combine(testing::Values(2), testing::Values(2), testing::Values(0, 3)));
+                         testing::Combine(testing::Values(2), testing::Values(2), testing::Values(0, 3),
+                                          testing::Values(Way::kSharedMemory)));
 INSTANTIATE_TEST_SUITE_P(FourProcesses, SameBits,
-                         testing::Combine(testing::Values(4), testing::Values(4), testing::Values(0, 3)));
+                         testing::Combine(testing::Values(4), testing::Values(4), testing::Values(0, 3),
+                                          testing::Values(Way::kSharedMemory)));
 INSTANTIATE_TEST_SUITE_P(TwoProcessesOfTwoRanks, SameBits,
-                         testing::Combine(testing::Values(2), testing::Values(4), testing::Values(0, 3)));
+                         testing::Combine(testing::Values(2), testing::Values(4), testing::Values(0, 3),
+                                          testing::Values(Way::kSharedMemory)));
 INSTANTIATE_TEST_SUITE_P(ThreeProcessesForFourRanks, SameBits,
-                         testing::Combine(testing::Values(3), testing::Values(4), testing::Values(5)));
+                         testing::Combine(testing::Values(3), testing::Values(4), testing::Values(5),
+                                          testing::Values(Way::kSharedMemory)));
+INSTANTIATE_TEST_SUITE_P(TwoProcessesOverMpi, SameBits,
+                         testing::Combine(testing::Values(2), testing::Values(2), testing::Values(1),
+                                          testing::Values(Way::kMpi)));
+INSTANTIATE_TEST_SUITE_P(ThreeProcessesOverMpi, SameBits,
+                         testing::Combine(testing::Values(3), testing::Values(4), testing::Values(2),
+                                          testing::Values(Way::kMpi)));
 
 TEST(Collectives, OverProcessesEqualThoseOverThreads) {
   for (const int processes : {2, 3, 5}) expect_all_same(processes, {"collectives"}, 2 * processes);
@@ -48,6 +63,7 @@ TEST(Collectives, OverProcessesEqualThoseOverThreads) {
 
 TEST(Messages, ArriveAsTheyWere) {
   expect_all_same(2, {"messages"}, 4);
+  expect_all_same(2, {"over-mpi", "messages"}, 4);
 }
 
 }  // namespace
