@@ -6,6 +6,7 @@
 // are medians over all rounds, the ratio is the median of those of the turns, with the lowest and the highest.
 // With "messages" Plait goes over MPI too, as it does between machines.
 
+#include "plait/run/engine/memory.h"
 #include "plait/run/processes/mpi_group.h"
 
 #include <ATen/ops/full.h>
@@ -79,6 +80,7 @@ Result<std::vector<double>> handed_over(ProcessGroup& job, Transport& transport,
     if (transport.wait_sent(mine, deadline) != WaitStatus::kReady)
       return make_error(ErrorCode::kTimeout, "bench", "a message did not leave");
   }
+  PLAIT_TRY_VOID(job.meet());  // what was sent stays until it was taken
   return times;
 }
 
@@ -134,6 +136,7 @@ Result<> run(JobProcesses& job) {
 }  // namespace plait
 
 int main(int argc, char** argv) {
+  plait::install_accounting_allocator();  // what comes lies where it would lie in a step
   const std::span<char*> words(argv, static_cast<std::size_t>(argc));
   const bool over_mpi = words.size() > 1 && std::strcmp(words[1], "messages") == 0;
   auto job = plait::join_job(
