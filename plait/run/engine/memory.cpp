@@ -30,7 +30,9 @@ constexpr std::size_t kAlignment = 64;                   // bytes: a cache line,
 constexpr std::size_t kHugePage = std::size_t{2} << 20;  // bytes: x86-64 transparent huge page
 constexpr std::size_t kChunk = 4 * kHugePage;            // bytes: smaller blocks are cut from chunks of so many
 constexpr std::size_t kLargestCut = kChunk / 2;
-constexpr std::size_t kStepsPerDoubling = 8;  // size classes per power of two: at most 1/8 of a block is slack
+constexpr std::size_t kPage = 4096;             // bytes
+constexpr std::size_t kShift = 9 * kAlignment;  // bytes: odd in cache lines, so all places of a page come in turn
+constexpr std::size_t kStepsPerDoubling = 8;    // size classes per power of two: at most 1/8 of a block is slack
 constexpr std::size_t kNumClasses = 64 * kStepsPerDoubling;
 
 struct ThreadCache;
@@ -80,6 +82,7 @@ struct ThreadCache {
   std::array<Header*, kNumClasses> free = {};
   void* chunk = nullptr;  ///< what is left of the last chunk
   std::size_t chunk_bytes = 0;
+  std::size_t shift = 0;  ///< of the next block that has memory of its own, from the start of a page
   std::atomic<Header*> returned = nullptr;
 
   Header* take(std::uint32_t size_class) {
@@ -94,7 +97,14 @@ struct ThreadCache {
     if (block != nullptr) free[size_class] = block->next;
     return block;
   }
-  void* cut(std::size_t bytes) {
+  void* more(std::size_t bytes) {
+    if (bytes > kLargestCut) {
+      // If all began at the same place of a page, rows of two of them would share a few sets of the first cache: with that,
+      // a gradient of norm weights takes twice the time and a step of AdamW a tenth more.
+      void* memory = static_cast<std::byte*>(fresh_memory(bytes + kPage)) + shift;
+      shift = (shift + kShift) % kPage;
+      return memory;
+    }
     if (chunk_bytes < bytes) {
       chunk = fresh_memory(kChunk);
       chunk_bytes = kChunk;
@@ -165,7 +175,7 @@ ThreadCache* current_cache() {
 [[gnu::cold, gnu::noinline]] Header* fresh_block(std::uint32_t size_class, ThreadCache* home) {
   const std::size_t bytes = sizeof(Header) + class_bytes(size_class);
   // Blocks without a home are freed one by one, so they are never cut from a chunk.
-  void* memory = home != nullptr && bytes <= kLargestCut ? home->cut(bytes) : fresh_memory(bytes);
+  void* memory = home == nullptr ? fresh_memory(bytes) : home->more(bytes);
   auto* block = new (memory) Header;
   block->home = home;
   block->size_class = size_class;
