@@ -69,7 +69,10 @@ Result<std::string> run_folder(const TrainFlags& f, JobProcesses* job) {
 }
 
 /// What does not go with several processes yet.
-Result<> check_job_flags(const FlagSet& flags) {
+Result<> check_job_flags(const FlagSet& flags, const TrainFlags& f) {
+  if (f.device != "cpu")
+    return make_error(ErrorCode::kInvalidArgument, "train.flags",
+                      "--device {} does not go with several processes; start one, which uses all GPUs", f.device);
   for (const char* flag : {"--compare", "--link", "--link-latency", "--slow-link", "--slow-link-latency"})
     if (flags.given(flag))
       return make_error(ErrorCode::kInvalidArgument, "train.flags",
@@ -79,7 +82,7 @@ Result<> check_job_flags(const FlagSet& flags) {
 
 Result<int> run(TrainFlags& f, const FlagSet& flags, const std::shared_ptr<JobProcesses>& processes) {
   if (processes != nullptr) {
-    PLAIT_TRY_VOID(check_job_flags(flags));
+    PLAIT_TRY_VOID(check_job_flags(flags, f));
     f.schedule.compare = "none";
     f.schedule.default_ranks = std::max(f.schedule.default_ranks, processes->size());
   }

@@ -4,8 +4,10 @@
 #include "plait/ir/instr.h"
 #include "plait/ir/value.h"
 #include "plait/run/engine/doorbell.h"
+#include "plait/run/engine/stream_order.h"
 
 #include <ATen/core/TensorBody.h>
+#include <c10/core/DeviceType.h>
 
 #include <cstdint>
 #include <functional>
@@ -48,6 +50,7 @@ struct Routes {
   int num_ranks = 1;
   std::vector<Transfer> transfers;
   std::vector<CollectiveRoute> collectives;
+  c10::DeviceType device = c10::DeviceType::CPU;  ///< where the tensors lie
 };
 
 enum class WaitStatus : std::uint8_t {
@@ -87,6 +90,12 @@ class Transport {
   /// A member that `finish` of `member` is waiting for; for messages only.
   [[nodiscard]] virtual RankId awaited(CollectiveId id, RankId member) const = 0;
 
+  /// The rank has come to the end of its row: gives out what it still owes to others. Devices may be busy for longer.
+  virtual WaitStatus end_row(RankId /*rank*/, Clock::time_point /*deadline*/) { return WaitStatus::kReady; }
+  /// For a rank that waits for its device: kReady while all goes well, kStopped once another rank failed. Throws what has
+  /// failed beside the calls.
+  virtual WaitStatus look() { return WaitStatus::kReady; }
+
   /// Ends all waits, now and later, with kStopped. From any thread.
   virtual void stop() = 0;
 };
@@ -96,7 +105,11 @@ using TransportWrapper = std::function<std::unique_ptr<Transport>(std::unique_pt
 /// Bytes of a message's elements.
 Bytes message_bytes(const Message& message);
 
-/// Threads of one process; buffers are handed over, never copied.
+/// Threads of one process; buffers are handed over, never copied, unless they lie on different devices.
 std::unique_ptr<Transport> make_in_process_transport(Routes routes);
+/// The same with another order between streams than the device's own; null: none.
+std::unique_ptr<Transport> make_in_process_transport(Routes routes, std::unique_ptr<StreamOrder> order);
+/// Marks that it needs.
+std::size_t num_stream_marks(const Routes& routes);
 
 }  // namespace plait
