@@ -153,10 +153,15 @@ Result<EmulatedLink> parse_link(const std::string& bandwidth, const std::string&
   return link;
 }
 
+struct Links {
+  TransportWrapper wrapper;
+  std::string words = "none";
+};
+
 /// Emulated links, if flags ask for them.
-Result<TransportWrapper> links_of(const TrainFlags& f) {
+Result<Links> links_of(const TrainFlags& f) {
   const bool has_slow = !f.slow_link.empty() || !f.slow_link_latency.empty();
-  if (f.link.empty() && f.link_latency.empty() && !has_slow) return TransportWrapper{};
+  if (f.link.empty() && f.link_latency.empty() && !has_slow) return Links{};
   const int ranks = f.schedule.shape.ranks.value_or(1);
   const int groups = f.link_groups > 0 ? f.link_groups : f.schedule.shape.groups.value_or(1);
   if (has_slow && (groups < 2 || ranks % groups != 0))
@@ -167,13 +172,18 @@ Result<TransportWrapper> links_of(const TrainFlags& f) {
   EmulatedCluster cluster{.ranks_per_group = has_slow ? ranks / groups : ranks};
   PLAIT_TRY(cluster.inner, parse_link(f.link, f.link_latency));
   PLAIT_TRY(cluster.outer, parse_link(f.slow_link, f.slow_link_latency));
-  return emulate_cluster(cluster);
+  const auto describe = [](const EmulatedLink& link) {
+    return fmt::format("{} bytes/s, {} ns", link.bytes_per_second, link.latency.value());
+  };
+  return Links{.wrapper = emulate_cluster(cluster),
+               .words = fmt::format("{} inside of {} ranks, {} between", describe(cluster.inner),
+                                    cluster.ranks_per_group, describe(cluster.outer))};
 }
 
 }  // namespace
 
 Result<TrainOptions> train_options(const TrainFlags& f, const LoadedData& data) {
-  PLAIT_TRY(TransportWrapper links, links_of(f));
+  PLAIT_TRY(Links links, links_of(f));
   PLAIT_TRY_VOID(check_numbers(f));
   PLAIT_TRY(const std::optional<double> clip, parse_clip(f.clip));
   const std::int64_t default_size = f.data.tokens.empty() ? 8 : 1;
@@ -206,8 +216,9 @@ Result<TrainOptions> train_options(const TrainFlags& f, const LoadedData& data) 
                  .placement = {.device = device_type(f.device)},
                  .timeout_seconds = f.timeout,
                  .document_end = document_end(f.data),
-                 .wrap_transport = std::move(links),
+                 .wrap_transport = std::move(links.wrapper),
                  .stage = {.mlp_chunk = chunk_of(f.mlp_chunk), .loss_chunk = chunk_of(f.loss_chunk)}},
+      .links = std::move(links.words),
       .tokenizer = data.tokenizer_name};
   if (!f.data.sentencepiece.empty()) options.checkpoint.sentencepiece = f.data.sentencepiece;
   return options;

@@ -223,7 +223,9 @@ class RankEngine final : public Engine {
     } else {
       PLAIT_TRY(run->transport, processes_->open(run->bound.routes, here_));
     }
-    if (options_.wrap_transport) run->transport = options_.wrap_transport(std::move(run->transport));
+    if (options_.wrap_transport) {
+      PLAIT_TRY(run->transport, options_.wrap_transport(std::move(run->transport), processes_));
+    }
     return run;
   }
 

@@ -172,6 +172,24 @@ void decode(std::string_view bytes, std::vector<HeldPart>& parts) {
   }
 }
 
+std::string encode(const std::map<std::string, ParameterState>& state) {
+  std::vector<HeldPart> parts;
+  const auto add = [&](const std::string& name, const std::string& what, const at::Tensor& whole) {
+    parts.push_back({.name = name, .what = what, .shape = whole.sizes().vec(), .begin = 0, .part = whole});
+  };
+  for (const auto& [name, parameter] : state) {
+    add(name, "", parameter.master);
+    for (const auto& [what, moment] : parameter.moments) add(name, what, moment);
+  }
+  return encode(parts);
+}
+
+std::map<std::string, ParameterState> decode_state(std::string_view bytes) {
+  std::vector<HeldPart> parts;
+  decode(bytes, parts);
+  return merge_state(parts);
+}
+
 std::map<std::string, ParameterState> merge_state(const std::vector<HeldPart>& parts) {
   std::map<std::string, ParameterState> state;
   for (const HeldPart& held : parts) {

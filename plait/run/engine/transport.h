@@ -1,6 +1,7 @@
 #pragma once
 
 #include "plait/base/ids.h"
+#include "plait/base/result.h"
 #include "plait/ir/instr.h"
 #include "plait/ir/value.h"
 #include "plait/run/engine/doorbell.h"
@@ -100,7 +101,10 @@ class Transport {
   virtual void stop() = 0;
 };
 
-using TransportWrapper = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
+class ProcessGroup;
+/// \param processes  that run the ranks together; null: this process runs all. A call of all of them
+using TransportWrapper =
+    std::function<Result<std::unique_ptr<Transport>>(std::unique_ptr<Transport>, ProcessGroup* processes)>;
 
 /// Bytes of a message's elements.
 Bytes message_bytes(const Message& message);
