@@ -122,8 +122,6 @@ class DelayedTransport : public Transport {
     return sleep_until(end_of(id, member), deadline);
   }
   [[nodiscard]] RankId awaited(CollectiveId id, RankId member) const override { return inner_->awaited(id, member); }
-  WaitStatus end_row(RankId rank, Clock::time_point deadline) override { return inner_->end_row(rank, deadline); }
-  WaitStatus look() override { return inner_->look(); }
   void stop() override { inner_->stop(); }
 
  protected:

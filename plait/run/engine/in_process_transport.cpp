@@ -135,8 +135,6 @@ class InProcessTransport final : public Transport {
     return members[last] == member ? members.front() : members[last];
   }
 
-  WaitStatus look() override { return stopped_.load() ? WaitStatus::kStopped : WaitStatus::kReady; }
-
   void stop() override {
     stopped_.store(true, std::memory_order_seq_cst);
     for (Doorbell& bell : bells_) bell.ring();

@@ -40,8 +40,6 @@ class RankDevice {
   [[nodiscard]] bool is_host() const { return !stream_; }
   [[nodiscard]] c10::Device device() const { return is_host() ? c10::Device(c10::DeviceType::CPU) : stream_->device(); }
   [[nodiscard]] HostReads reads() const { return reads_; }
-  /// Is everything done that the rank has given it?
-  [[nodiscard]] bool is_idle() const { return is_host() || stream_->query(); }
   /// Not of the host: highest bytes in tensors on the device, of all ranks that share it.
   [[nodiscard]] Bytes peak_bytes() const;
 

@@ -52,7 +52,10 @@ Result<> RowRunner::run() {
     run_.moved += moved_;
     started_ = now;
   }
-  if (run_.late && !end_row()) return failure_;
+  if (run_.late) {
+    position_ = row_.instrs.empty() ? 0 : row_.instrs.size() - 1;
+    if (!end_row()) return failure_;
+  }
   return {};
 }
 

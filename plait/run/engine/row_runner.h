@@ -40,7 +40,6 @@ class RowRunner {
     return (run_.data.empty() ? context_.data : run_.data)[static_cast<std::size_t>(op.data)];
   }
   bool end_row();
-  bool await_device();
   void read_late_totals();
 
   bool take_input(const BoundOp& op, const std::vector<std::int64_t>& widths, const SliceData& data, Payload& input);

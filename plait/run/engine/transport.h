@@ -91,12 +91,6 @@ class Transport {
   /// A member that `finish` of `member` is waiting for; for messages only.
   [[nodiscard]] virtual RankId awaited(CollectiveId id, RankId member) const = 0;
 
-  /// The rank has come to the end of its row: gives out what it still owes to others. Devices may be busy for longer.
-  virtual WaitStatus end_row(RankId /*rank*/, Clock::time_point /*deadline*/) { return WaitStatus::kReady; }
-  /// For a rank that waits for its device: kReady while all goes well, kStopped once another rank failed. Throws what has
-  /// failed beside the calls.
-  virtual WaitStatus look() { return WaitStatus::kReady; }
-
   /// Ends all waits, now and later, with kStopped. From any thread.
   virtual void stop() = 0;
 };
