@@ -73,7 +73,7 @@ TEST_F(BadInput, TokenIdsBeyondTheVocabulary) {
   const CommandResult result = run_command({"train", "--tokens", (folder_ / "rows.json").string(), "--vocab", "256",
                                             "--hidden", "16", "--heads", "2", "--out", (folder_ / "out").string()});
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_THAT(result.err, HasSubstr("token 5 has id 300, but the model's vocabulary ends at 255"));
+  EXPECT_THAT(result.err, HasSubstr("row 1, token 2 has id 300, but the model's vocabulary ends at 255"));
   EXPECT_FALSE(fs::exists(folder_ / "out"));
   std::string ids(200, '\0');
   ids[101] = '\x01';  // 256 in place 50
@@ -81,7 +81,7 @@ TEST_F(BadInput, TokenIdsBeyondTheVocabulary) {
   const CommandResult bin = run_command({"train", "--bin", (folder_ / "ids.bin").string(), "--seq", "8", "--vocab",
                                          "256", "--hidden", "16", "--heads", "2", "--out", (folder_ / "out").string()});
   EXPECT_EQ(bin.exit_code, 3);
-  EXPECT_THAT(bin.err, HasSubstr("token 50 has id 256"));
+  EXPECT_THAT(bin.err, HasSubstr("ids.bin: token 50, at byte 100, has id 256"));
   EXPECT_FALSE(fs::exists(folder_ / "out"));
 }
 
