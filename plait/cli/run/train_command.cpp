@@ -69,6 +69,9 @@ Result<std::string> run_folder(const TrainFlags& f, JobProcesses* job) {
 }
 
 Result<int> run(TrainFlags& f, const FlagSet& flags, const std::shared_ptr<JobProcesses>& processes) {
+  if (processes != nullptr && f.device != "cpu")
+    return make_error(ErrorCode::kInvalidArgument, "train.flags",
+                      "--device {} does not go with several processes; start one, which uses all GPUs", f.device);
   if (processes != nullptr) f.schedule.default_ranks = std::max(f.schedule.default_ranks, processes->size());
   if (f.resume && f.out.empty())
     return make_error(ErrorCode::kInvalidArgument, "train.flags",

@@ -2,6 +2,7 @@
 
 #include "plait/base/units.h"
 #include "plait/run/engine/delayed_transport.h"
+#include "plait/run/engine/rank_device.h"
 
 #include <cmath>
 #include <optional>
@@ -45,6 +46,7 @@ Result<> check_numbers(const TrainFlags& f) {
   if (f.mlp_chunk < 0) return refuse(fmt::format("--mlp-chunk {}: must not be negative", f.mlp_chunk));
   if (f.loss_chunk < 0) return refuse(fmt::format("--loss-chunk {}: must not be negative", f.loss_chunk));
   PLAIT_TRY_VOID(check_launch(f));
+  PLAIT_TRY_VOID(check_device(device_type(f.device)));
   if (!(f.timeout > 0)) return refuse(fmt::format("--timeout {}: must be positive", f.timeout));
   if (f.profile_step < 0) return refuse(fmt::format("--profile-step {}: must not be negative", f.profile_step));
   if (f.warmup < 0 || f.eval_every < 0 || f.checkpoint_every < 0 || f.keep < 0 || f.log_every < 0 ||
@@ -67,6 +69,8 @@ void TrainFlags::add_to(FlagSet& flags) {
   flags.add_choice("Model", "--dtype", dtype, {"fp32", "bf16", "fp64"},
                    "compute type; bf16 keeps fp32 weights and gradients");
   schedule.add_to(flags);
+  flags.add_choice("Run", "--device", device, {"cpu", "cuda"},
+                   "what the ranks compute on; cuda: rank r on GPU r mod their count, all ranks in one process");
   job.add_to(flags);
   schedule.add_compare_to(flags);
   flags.add("Memory", "--mlp-chunk", mlp_chunk, "TOKENS",
@@ -115,6 +119,9 @@ void TrainFlags::add_to(FlagSet& flags) {
 }
 
 Result<> check_launch(const TrainFlags& f) {
+  if (f.job.processes > 0 && f.device != "cpu")
+    return refuse(
+        fmt::format("--device {} does not go with --processes; leave it out: one process uses all GPUs", f.device));
   if (f.job.processes < 0 || f.job.restarts < 0) return refuse("--processes and --restarts must not be negative");
   if (f.job.restarts > 0 && f.job.processes == 0) return refuse("--restarts goes with --processes");
   if (f.job.min_ranks < 0) return refuse("--min-ranks must not be negative");
@@ -126,6 +133,10 @@ Result<> check_launch(const TrainFlags& f) {
 ComputeType compute_type(const std::string& dtype) {
   if (dtype == "bf16") return ComputeType::kBFloat16;
   return dtype == "fp64" ? ComputeType::kFloat64 : ComputeType::kFloat32;
+}
+
+c10::DeviceType device_type(const std::string& device) {
+  return device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
 }
 
 namespace {
@@ -202,6 +213,7 @@ Result<TrainOptions> train_options(const TrainFlags& f, const LoadedData& data) 
                                .weight_decay = f.weight_decay,
                                .decay = f.decay_all ? DecayRule::kAll : DecayRule::kMatricesOnly,
                                .clip = clip},
+                 .placement = {.device = device_type(f.device)},
                  .timeout_seconds = f.timeout,
                  .document_end = document_end(f.data),
                  .wrap_transport = std::move(links.wrapper),

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -128,6 +129,8 @@ TEST_F(BadInput, RefusedFlags) {
   expect_refused({"--microbatch-size", "-1"}, 2, {"--microbatch-size"});
   expect_refused({"--schedule", "nonesuch"}, 2, {"nonesuch"});
   expect_refused({"--dtype", "fp8"}, 2, {"--dtype"});
+  expect_refused({"--device", "tpu"}, 2, {"--device"});
+  expect_refused({"--device", "cuda", "--processes", "2"}, 2, {"--device cuda does not go with --processes"});
   expect_refused({"--compare", "nonesuch"}, 2, {"nonesuch"});
   expect_refused({"--document-end", "999"}, 2, {"--document-end 999", "256 entries"});
   expect_refused({"--document-end", "10", "--schedule", "seq1f1b", "--slices", "2"}, 2, {"seq1f1b", "2 slices"});
@@ -144,6 +147,12 @@ TEST_F(BadInput, RefusedFlags) {
   const CommandResult unknown = run_command({"frobnicate"});
   EXPECT_EQ(unknown.exit_code, 2);
   EXPECT_THAT(unknown.err, HasSubstr("frobnicate"));
+}
+
+TEST_F(BadInput, WithoutAGpuCudaIsRefusedInOneLine) {
+  ::setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);  // where there is one
+  expect_refused({"--device", "cuda"}, 2, {"[device.missing]", "--device cpu"});
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
 }
 
 TEST_F(BadInput, AFullDiskLeavesNoPartialCheckpoint) {
