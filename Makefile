@@ -10,11 +10,13 @@ FUZZ_LIMITS := -timeout=10 -rss_limit_mb=2048 -verbosity=0 -artifact_prefix=buil
 # A space, for lists of other separators.
 space := $(subst ,, )
 BIN := build/release/bin
+# What `make build-cuda` builds; plait_cuda alone is all that differs from the other builds.
+CUDA_TARGETS ?= plait plait-run
 # Test presets of `make sanitize`; and which tests it runs.
 SANITIZERS ?= asan-ubsan tsan
 SANITIZE_LABELS ?= unit dist
 
-.PHONY: help setup build train test lint format bench bench-peers oracle validate sanitize fuzz clean
+.PHONY: help setup build build-cuda train test lint format bench bench-peers oracle validate sanitize fuzz clean
 
 help:  ## say what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -27,6 +29,11 @@ build: setup  ## build plait and plait-run into build/release/bin
 	@cmake --preset release >build/release.configure.log 2>&1 || { cat build/release.configure.log; exit 1; }
 	@cmake --build --preset release --parallel $(JOBS) --target plait plait-run
 	@echo "make: built $(BIN)/plait and $(BIN)/plait-run"
+
+build-cuda: setup  ## build plait and plait-run that can also compute on GPUs into build/cuda/bin (docs/gpu.md)
+	@echo "make: configuring and building build/cuda (preset cuda): $(CUDA_TARGETS)"
+	@cmake --preset cuda >build/cuda.configure.log 2>&1 || { cat build/cuda.configure.log; exit 1; }
+	@cmake --build --preset cuda --parallel $(JOBS) --target $(CUDA_TARGETS)
 
 train: build  ## train a small model on the King James Bible over two ranks (flags: make train ARGS="--steps 100")
 	@echo "make: $(BIN)/plait train $(ARGS)"

@@ -15,6 +15,10 @@ if(NOT EXISTS ${plait_torch_lib}/libtorch_cpu.so)
   message(FATAL_ERROR "libtorch ${PLAIT_TORCH_VERSION} is not in ${PLAIT_TORCH_ROOT}. Run scripts/setup, or use the preset "
                       "`core`, which builds everything but run/ without it.")
 endif()
+if(PLAIT_WITH_CUDA AND NOT EXISTS ${plait_torch_lib}/libtorch_cuda.so)
+  message(FATAL_ERROR "libtorch in ${PLAIT_TORCH_ROOT} has no libtorch_cuda.so, so it computes on the CPU only. Run scripts/setup "
+                      "cuda, give another PLAIT_TORCH_ROOT, or configure with -DPLAIT_WITH_CUDA=OFF.")
+endif()
 
 add_library(plait_c10 SHARED IMPORTED)
 set_target_properties(plait_c10 PROPERTIES IMPORTED_LOCATION ${plait_torch_lib}/libc10.so)

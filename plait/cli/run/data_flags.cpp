@@ -71,8 +71,9 @@ Result<LoadedData> load_data(const DataFlags& data, const FlagSet& flags, std::o
     return LoadedData{.rows = std::move(rows), .tokenizer = nullptr, .tokenizer_name = "ids"};
   }
   if (!data.bin.empty()) {
-    PLAIT_TRY(std::vector<TokenId> ids, read_bin(data.bin, bin_type(data.bin_dtype, vocab_size)));
-    PLAIT_TRY(TokenRows rows, cut_rows(std::move(ids), data.seq, data.bin));
+    const BinType type = bin_type(data.bin_dtype, vocab_size);
+    PLAIT_TRY(std::vector<TokenId> ids, read_bin(data.bin, type));
+    PLAIT_TRY(TokenRows rows, cut_rows(std::move(ids), data.seq, data.bin, bytes_of(type)));
     return LoadedData{.rows = std::move(rows), .tokenizer = nullptr, .tokenizer_name = "ids"};
   }
   PLAIT_TRY(auto tokenizer, make_tokenizer(data.sentencepiece));
@@ -81,7 +82,8 @@ Result<LoadedData> load_data(const DataFlags& data, const FlagSet& flags, std::o
     PLAIT_TRY(text, default_corpus());
   }
   PLAIT_TRY(std::vector<TokenId> ids, read_text(text, *tokenizer));
-  PLAIT_TRY(TokenRows rows, cut_rows(std::move(ids), data.seq, text));
+  const std::int64_t token_bytes = data.sentencepiece.empty() ? 1 : 0;
+  PLAIT_TRY(TokenRows rows, cut_rows(std::move(ids), data.seq, text, token_bytes));
   return LoadedData{.rows = std::move(rows),
                     .tokenizer = std::move(tokenizer),
                     .tokenizer_name = data.sentencepiece.empty() ? "bytes" : "sentencepiece"};

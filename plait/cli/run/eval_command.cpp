@@ -51,7 +51,7 @@ Result<int> run(EvalFlags& f, const FlagSet& flags) {
   use_tokenizer_of(source, f.data);
   if (!flags.given("--seq")) f.data.seq = std::min(f.data.seq, source.config.max_positions);
   PLAIT_TRY(const LoadedData data, load_data(f.data, flags, source.config.vocab_size));
-  PLAIT_TRY_VOID(check_vocabulary(data.rows.tokens, source.config.vocab_size, data.rows.source));
+  PLAIT_TRY_VOID(check_vocabulary(data.rows, source.config.vocab_size));
   if (data.rows.row_size - 1 > source.config.max_positions)
     return make_error(ErrorCode::kInvalidArgument, "train.positions",
                       "rows of {} predictions, but the model has {} positions", data.rows.row_size - 1,

@@ -68,21 +68,11 @@ Result<std::string> run_folder(const TrainFlags& f, JobProcesses* job) {
   return job->broadcast(job->index() == 0 ? next_run_folder() : std::string());
 }
 
-/// What does not go with several processes yet.
-Result<> check_job_flags(const FlagSet& flags) {
-  for (const char* flag : {"--compare", "--link", "--link-latency", "--slow-link", "--slow-link-latency"})
-    if (flags.given(flag))
-      return make_error(ErrorCode::kInvalidArgument, "train.flags",
-                        "{} does not go with several processes; leave it out, or run with threads", flag);
-  return {};
-}
-
 Result<int> run(TrainFlags& f, const FlagSet& flags, const std::shared_ptr<JobProcesses>& processes) {
-  if (processes != nullptr) {
-    PLAIT_TRY_VOID(check_job_flags(flags));
-    f.schedule.compare = "none";
-    f.schedule.default_ranks = std::max(f.schedule.default_ranks, processes->size());
-  }
+  if (processes != nullptr && f.device != "cpu")
+    return make_error(ErrorCode::kInvalidArgument, "train.flags",
+                      "--device {} does not go with several processes; start one, which uses all GPUs", f.device);
+  if (processes != nullptr) f.schedule.default_ranks = std::max(f.schedule.default_ranks, processes->size());
   if (f.resume && f.out.empty())
     return make_error(ErrorCode::kInvalidArgument, "train.flags",
                       "--resume needs --out, the folder of the run to go on with");

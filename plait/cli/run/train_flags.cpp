@@ -2,6 +2,7 @@
 
 #include "plait/base/units.h"
 #include "plait/run/engine/delayed_transport.h"
+#include "plait/run/engine/rank_device.h"
 
 #include <cmath>
 #include <optional>
@@ -45,6 +46,7 @@ Result<> check_numbers(const TrainFlags& f) {
   if (f.mlp_chunk < 0) return refuse(fmt::format("--mlp-chunk {}: must not be negative", f.mlp_chunk));
   if (f.loss_chunk < 0) return refuse(fmt::format("--loss-chunk {}: must not be negative", f.loss_chunk));
   PLAIT_TRY_VOID(check_launch(f));
+  PLAIT_TRY_VOID(check_device(device_type(f.device)));
   if (!(f.timeout > 0)) return refuse(fmt::format("--timeout {}: must be positive", f.timeout));
   if (f.profile_step < 0) return refuse(fmt::format("--profile-step {}: must not be negative", f.profile_step));
   if (f.warmup < 0 || f.eval_every < 0 || f.checkpoint_every < 0 || f.keep < 0 || f.log_every < 0 ||
@@ -67,6 +69,8 @@ void TrainFlags::add_to(FlagSet& flags) {
   flags.add_choice("Model", "--dtype", dtype, {"fp32", "bf16", "fp64"},
                    "compute type; bf16 keeps fp32 weights and gradients");
   schedule.add_to(flags);
+  flags.add_choice("Run", "--device", device, {"cpu", "cuda"},
+                   "what the ranks compute on; cuda: rank r on GPU r mod their count, all ranks in one process");
   job.add_to(flags);
   schedule.add_compare_to(flags);
   flags.add("Memory", "--mlp-chunk", mlp_chunk, "TOKENS",
@@ -115,6 +119,9 @@ void TrainFlags::add_to(FlagSet& flags) {
 }
 
 Result<> check_launch(const TrainFlags& f) {
+  if (f.job.processes > 0 && f.device != "cpu")
+    return refuse(
+        fmt::format("--device {} does not go with --processes; leave it out: one process uses all GPUs", f.device));
   if (f.job.processes < 0 || f.job.restarts < 0) return refuse("--processes and --restarts must not be negative");
   if (f.job.restarts > 0 && f.job.processes == 0) return refuse("--restarts goes with --processes");
   if (f.job.min_ranks < 0) return refuse("--min-ranks must not be negative");
@@ -126,6 +133,10 @@ Result<> check_launch(const TrainFlags& f) {
 ComputeType compute_type(const std::string& dtype) {
   if (dtype == "bf16") return ComputeType::kBFloat16;
   return dtype == "fp64" ? ComputeType::kFloat64 : ComputeType::kFloat32;
+}
+
+c10::DeviceType device_type(const std::string& device) {
+  return device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
 }
 
 namespace {
@@ -142,10 +153,15 @@ Result<EmulatedLink> parse_link(const std::string& bandwidth, const std::string&
   return link;
 }
 
+struct Links {
+  TransportWrapper wrapper;
+  std::string words = "none";
+};
+
 /// Emulated links, if flags ask for them.
-Result<TransportWrapper> links_of(const TrainFlags& f) {
+Result<Links> links_of(const TrainFlags& f) {
   const bool has_slow = !f.slow_link.empty() || !f.slow_link_latency.empty();
-  if (f.link.empty() && f.link_latency.empty() && !has_slow) return TransportWrapper{};
+  if (f.link.empty() && f.link_latency.empty() && !has_slow) return Links{};
   const int ranks = f.schedule.shape.ranks.value_or(1);
   const int groups = f.link_groups > 0 ? f.link_groups : f.schedule.shape.groups.value_or(1);
   if (has_slow && (groups < 2 || ranks % groups != 0))
@@ -156,13 +172,18 @@ Result<TransportWrapper> links_of(const TrainFlags& f) {
   EmulatedCluster cluster{.ranks_per_group = has_slow ? ranks / groups : ranks};
   PLAIT_TRY(cluster.inner, parse_link(f.link, f.link_latency));
   PLAIT_TRY(cluster.outer, parse_link(f.slow_link, f.slow_link_latency));
-  return emulate_cluster(cluster);
+  const auto describe = [](const EmulatedLink& link) {
+    return fmt::format("{} bytes/s, {} ns", link.bytes_per_second, link.latency.value());
+  };
+  return Links{.wrapper = emulate_cluster(cluster),
+               .words = fmt::format("{} inside of {} ranks, {} between", describe(cluster.inner),
+                                    cluster.ranks_per_group, describe(cluster.outer))};
 }
 
 }  // namespace
 
 Result<TrainOptions> train_options(const TrainFlags& f, const LoadedData& data) {
-  PLAIT_TRY(TransportWrapper links, links_of(f));
+  PLAIT_TRY(Links links, links_of(f));
   PLAIT_TRY_VOID(check_numbers(f));
   PLAIT_TRY(const std::optional<double> clip, parse_clip(f.clip));
   const std::int64_t default_size = f.data.tokens.empty() ? 8 : 1;
@@ -192,10 +213,12 @@ Result<TrainOptions> train_options(const TrainFlags& f, const LoadedData& data) 
                                .weight_decay = f.weight_decay,
                                .decay = f.decay_all ? DecayRule::kAll : DecayRule::kMatricesOnly,
                                .clip = clip},
+                 .placement = {.device = device_type(f.device)},
                  .timeout_seconds = f.timeout,
                  .document_end = document_end(f.data),
-                 .wrap_transport = std::move(links),
+                 .wrap_transport = std::move(links.wrapper),
                  .stage = {.mlp_chunk = chunk_of(f.mlp_chunk), .loss_chunk = chunk_of(f.loss_chunk)}},
+      .links = std::move(links.words),
       .tokenizer = data.tokenizer_name};
   if (!f.data.sentencepiece.empty()) options.checkpoint.sentencepiece = f.data.sentencepiece;
   return options;

@@ -25,6 +25,7 @@ struct TrainFlags {
   std::int64_t steps = 400;
   std::int64_t microbatch_size = 0;
   std::string dtype = "fp32";
+  std::string device = "cpu";
   std::uint64_t seed = 1;
   bool no_shuffle = false;
   double val_fraction = -1;
@@ -65,6 +66,7 @@ struct TrainFlags {
 Result<> check_launch(const TrainFlags& flags);
 
 ComputeType compute_type(const std::string& dtype);
+c10::DeviceType device_type(const std::string& device);
 
 /// Everything of the options but the output folder. \errors kInvalidArgument "train.flags"
 Result<TrainOptions> train_options(const TrainFlags& flags, const LoadedData& data);

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -74,9 +75,29 @@ Result<> append_tokens(const std::filesystem::path& file, const json& row, std::
   return {};
 }
 
+std::string place_of_token(const TokenRows& rows, std::size_t token) {
+  const auto at = static_cast<std::int64_t>(token);
+  if (rows.token_bytes > 0) return fmt::format("{}: token {}, at byte {},", rows.source, at, at * rows.token_bytes);
+  if (rows.stride == rows.row_size && rows.row_size > 0)
+    return fmt::format("{}: row {}, token {}", rows.source, at / rows.row_size, at % rows.row_size);
+  return fmt::format("{}: token {}", rows.source, at);
+}
+
+/// \param place  of the token at an index, in words
+template <class Place>
+Result<> check_ids(std::span<const TokenId> tokens, std::int64_t vocab_size, const Place& place) {
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i] < 0 || tokens[i] >= vocab_size) [[unlikely]]
+      return make_error(ErrorCode::kIo, "data.vocabulary",
+                        "{} has id {}, but the model's vocabulary ends at {}; use the tokens this model was made for",
+                        place(i), static_cast<std::uint32_t>(tokens[i]), vocab_size - 1);
+  return {};
+}
+
 }  // namespace
 
-Result<TokenRows> cut_rows(std::vector<TokenId> tokens, std::int64_t seq, std::string source) {
+Result<TokenRows> cut_rows(std::vector<TokenId> tokens, std::int64_t seq, std::string source,
+                           std::int64_t token_bytes) {
   if (tokens.empty()) return make_error(ErrorCode::kIo, "data.empty", "{}: holds no token", source);
   const auto num_tokens = static_cast<std::int64_t>(tokens.size());
   if (num_tokens < seq + 1)
@@ -87,7 +108,23 @@ Result<TokenRows> cut_rows(std::vector<TokenId> tokens, std::int64_t seq, std::s
                    .tokens = std::move(tokens),
                    .stride = seq,
                    .row_size = seq + 1,
-                   .num_rows = (num_tokens - 1) / seq};
+                   .num_rows = (num_tokens - 1) / seq,
+                   .token_bytes = token_bytes};
+}
+
+std::string places_of(const TokenRows& rows, std::span<const std::int64_t> row_indices) {
+  constexpr std::size_t kMost = 8;
+  std::string words = fmt::format("{}, {}", rows.source, rows.token_bytes > 0 ? "bytes" : "rows");
+  for (std::size_t i = 0; i < std::min(row_indices.size(), kMost); ++i) {
+    const std::int64_t row = row_indices[i];
+    const bool is_last = i + 1 == row_indices.size();
+    words += i == 0 ? " " : is_last ? " and " : ", ";
+    const std::int64_t begin = row * rows.stride * rows.token_bytes;
+    words += rows.token_bytes > 0 ? fmt::format("{} to {}", begin, begin + rows.row_size * rows.token_bytes - 1)
+                                  : fmt::format("{}", row);
+  }
+  if (row_indices.size() > kMost) words += fmt::format(" and {} more", row_indices.size() - kMost);
+  return words;
 }
 
 Result<std::vector<TokenId>> read_text(const std::filesystem::path& file, const Tokenizer& tokenizer) {
@@ -97,18 +134,24 @@ Result<std::vector<TokenId>> read_text(const std::filesystem::path& file, const 
 
 Result<std::vector<TokenId>> read_bin(const std::filesystem::path& file, BinType type) {
   PLAIT_TRY(const std::string bytes, read_bytes(file));
-  const std::size_t width = type == BinType::kUint16 ? 2 : 4;
-  if (bytes.size() % width != 0)
-    return make_error(ErrorCode::kIo, "data.size",
-                      "{}: {} bytes are no whole number of {}-byte token ids; see --bin-dtype", file.string(),
-                      bytes.size(), width);
+  const auto width = static_cast<std::size_t>(bytes_of(type));
+  if (const std::size_t rest = bytes.size() % width; rest != 0)
+    return make_error(
+        ErrorCode::kIo, "data.size",
+        "{}: {} bytes are no whole number of {}-byte token ids: of the last one, at byte {}, only {} bytes "
+        "are there; give the whole file, or see --bin-dtype",
+        file.string(), bytes.size(), width, bytes.size() - rest, rest);
   return type == BinType::kUint16 ? words_to_ids<std::uint16_t>(bytes) : words_to_ids<std::uint32_t>(bytes);
 }
 
 Result<TokenRows> read_json_rows(const std::filesystem::path& file) {
   PLAIT_TRY(const std::string bytes, read_bytes(file));
-  const json document = json::parse(bytes, nullptr, /*allow_exceptions=*/false);
-  if (document.is_discarded()) return json_error(file, "not JSON");
+  json document;
+  try {
+    document = json::parse(bytes);
+  } catch (const json::parse_error& error) {
+    return json_error(file, fmt::format("not JSON from byte {} on", error.byte == 0 ? 0 : error.byte - 1));
+  }
   if (!document.is_object() || !document.contains("tokens")) return json_error(file, "no key \"tokens\"");
   const json& token_rows = document["tokens"];
   if (!token_rows.is_array() || token_rows.empty()) return json_error(file, "\"tokens\" is no list of rows");
@@ -124,13 +167,11 @@ Result<TokenRows> read_json_rows(const std::filesystem::path& file) {
 }
 
 Result<> check_vocabulary(std::span<const TokenId> tokens, std::int64_t vocab_size, std::string_view source) {
-  for (std::size_t i = 0; i < tokens.size(); ++i)
-    if (tokens[i] < 0 || tokens[i] >= vocab_size) [[unlikely]]
-      return make_error(
-          ErrorCode::kIo, "data.vocabulary",
-          "{}: token {} has id {}, but the model's vocabulary ends at {}; use the tokens this model was made for",
-          source, i, static_cast<std::uint32_t>(tokens[i]), vocab_size - 1);
-  return {};
+  return check_ids(tokens, vocab_size, [&](std::size_t i) { return fmt::format("{}: token {}", source, i); });
+}
+
+Result<> check_vocabulary(const TokenRows& rows, std::int64_t vocab_size) {
+  return check_ids(rows.tokens, vocab_size, [&](std::size_t i) { return place_of_token(rows, i); });
 }
 
 Split split_rows(std::int64_t num_rows, double validation_fraction) {

@@ -25,6 +25,7 @@ struct TokenRows {
   std::int64_t stride = 0;           ///< tokens between the starts of neighbouring rows
   std::int64_t row_size = 0;         ///< T + 1
   std::int64_t num_rows = 0;
+  std::int64_t token_bytes = 0;  ///< width of a token in the file; 0 = they have no place that can be counted
 
   [[nodiscard]] std::span<const TokenId> row(std::int64_t row_idx) const {
     return std::span(tokens).subspan(static_cast<std::size_t>(row_idx * stride), static_cast<std::size_t>(row_size));
@@ -37,12 +38,20 @@ struct TokenRows {
 };
 
 /// \errors kIo "data.empty" if there is no token, "data.short" if there are fewer than seq + 1
-Result<TokenRows> cut_rows(std::vector<TokenId> tokens, std::int64_t seq, std::string source);
+Result<TokenRows> cut_rows(std::vector<TokenId> tokens, std::int64_t seq, std::string source,
+                           std::int64_t token_bytes = 0);
+
+/// Where rows stand in their file, in words: "corpus.bin, bytes 256 to 290 and 512 to 546", or the numbers of the rows. Of
+/// many only the first ones.
+std::string places_of(const TokenRows& rows, std::span<const std::int64_t> row_indices);
 
 /// The bytes of a text file through a tokenizer. \errors kIo "io.read", "data.empty"
 Result<std::vector<TokenId>> read_text(const std::filesystem::path& file, const Tokenizer& tokenizer);
 
 enum class BinType : std::uint8_t { kUint16, kUint32 };
+constexpr std::int64_t bytes_of(BinType type) {
+  return type == BinType::kUint16 ? 2 : 4;
+}
 
 /// A file that is nothing but token ids, little endian, one behind the other.
 /// \errors kIo "io.read", "data.empty", "data.size" if the size is no multiple of an id's
@@ -55,6 +64,8 @@ Result<TokenRows> read_json_rows(const std::filesystem::path& file);
 
 /// Every id must lie in [0, vocab_size). \errors kIo "data.vocabulary" with the place of the first that does not
 Result<> check_vocabulary(std::span<const TokenId> tokens, std::int64_t vocab_size, std::string_view source);
+/// The same with the byte of the file, or the row, where it stands.
+Result<> check_vocabulary(const TokenRows& rows, std::int64_t vocab_size);
 
 /// Training rows [0, num_train) and validation rows behind them: the last floor(fraction * rows).
 struct Split {

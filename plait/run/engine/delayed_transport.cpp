@@ -1,10 +1,13 @@
 #include "plait/run/engine/delayed_transport.h"
 
+#include "plait/run/engine/process_group.h"
+
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <map>
+#include <span>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,13 +27,62 @@ std::int64_t ticks(Clock::time_point time) {
   return time.time_since_epoch().count();
 }
 
+Clock::time_point time_of(std::int64_t ticks) {
+  return Clock::time_point(Clock::duration(ticks));
+}
+
+/// A place that one rank writes and others read, in memory of all processes.
+struct alignas(64) Cell {
+  std::atomic<std::int64_t> time;  ///< ticks of the clock, which processes of one machine have in common
+  std::atomic<std::int64_t> bytes;
+};
+using Cells = std::shared_ptr<Cell[]>;
+
+Result<Cells> make_cells(std::size_t count, ProcessGroup* processes) {
+  if (processes == nullptr) return Cells(new Cell[count]());
+  PLAIT_TRY(const std::shared_ptr<std::byte> memory, processes->share(std::max<std::size_t>(count, 1) * sizeof(Cell)));
+  return Cells(memory, reinterpret_cast<Cell*>(memory.get()));
+}
+
+/// The cells of one transport.
+struct DelayCells {
+  /// One per transfer and one per member of a collective, then `more`.
+  static std::size_t count(const Routes& routes, std::size_t more) {
+    std::size_t sum = routes.transfers.size() + more;
+    for (const CollectiveRoute& route : routes.collectives) sum += route.members.size();
+    return sum;
+  }
+  DelayCells(Cells all, const Routes& routes) : all_(std::move(all)) {
+    std::size_t next = routes.transfers.size();
+    for (const CollectiveRoute& route : routes.collectives) {
+      first_.push_back(next);
+      next += route.members.size();
+    }
+    first_.push_back(next);
+  }
+  [[nodiscard]] Cell& due(TransferId id) const { return all_.get()[static_cast<std::size_t>(id)]; }
+  [[nodiscard]] std::span<Cell> entries(CollectiveId id) const {
+    const auto at = static_cast<std::size_t>(id);
+    return {all_.get() + first_[at], first_[at + 1] - first_[at]};
+  }
+  [[nodiscard]] Cell& more(std::size_t index) const { return all_.get()[first_.back() + index]; }
+
+ private:
+  Cells all_;
+  std::vector<std::size_t> first_;  ///< per collective: the cell of its first member
+};
+
+/// When the last member of a collective entered, and the bytes of the whole value.
+struct Entered {
+  Clock::time_point all_in;
+  Bytes bytes;
+};
+
 /// Hands everything on to another transport, and lets a message be received only when it is due.
 class DelayedTransport : public Transport {
  public:
-  explicit DelayedTransport(std::unique_ptr<Transport> inner)
-      : inner_(std::move(inner)), due_(inner_->routes().transfers.size()), left_(due_.size()) {
-    for (const CollectiveRoute& route : routes().collectives) entries_.emplace_back(route.members.size());
-  }
+  DelayedTransport(std::unique_ptr<Transport> inner, DelayCells cells)
+      : inner_(std::move(inner)), cells_(std::move(cells)), left_(inner_->routes().transfers.size()) {}
 
   [[nodiscard]] const Routes& routes() const override { return inner_->routes(); }
   void begin_step() override {
@@ -38,38 +90,36 @@ class DelayedTransport : public Transport {
     inner_->begin_step();
   }
   void send(TransferId id, Message&& message) override {
-    const auto at = static_cast<std::size_t>(id);
-    // Written before the inner send publishes the message, read after its receive: no race.
-    std::tie(left_[at], due_[at]) = times(id, message_bytes(message));
+    // Written before the inner send publishes the message, read after its receive.
+    const auto [left, due] = times(id, message_bytes(message));
+    left_[static_cast<std::size_t>(id)] = left;
+    cells_.due(id).time.store(ticks(due), std::memory_order_release);
     inner_->send(id, std::move(message));
   }
   void post_receive(TransferId id) override { inner_->post_receive(id); }
   WaitStatus receive(TransferId id, Message& message, Clock::time_point deadline) override {
     const WaitStatus status = inner_->receive(id, message, deadline);
-    return status == WaitStatus::kReady ? sleep_until(due_[static_cast<std::size_t>(id)], deadline) : status;
+    if (status != WaitStatus::kReady) return status;
+    return sleep_until(time_of(cells_.due(id).time.load(std::memory_order_acquire)), deadline);
   }
   WaitStatus wait_sent(TransferId id, Clock::time_point deadline) override {
     const WaitStatus status = inner_->wait_sent(id, deadline);
     return status == WaitStatus::kReady ? sleep_until(left_[static_cast<std::size_t>(id)], deadline) : status;
   }
   void enter(CollectiveId id, RankId member, std::span<const at::Tensor> tensors) override {
-    Entry& entry = entries_[static_cast<std::size_t>(id)][place_of(id, member)];
-    entry.bytes = 0;
+    std::int64_t bytes = 0;
     for (const at::Tensor& tensor : tensors)
-      if (tensor.defined()) entry.bytes += static_cast<std::int64_t>(tensor.nbytes());
-    entry.at = Clock::now();
+      if (tensor.defined()) bytes += static_cast<std::int64_t>(tensor.nbytes());
+    Cell& entry = cells_.entries(id)[place_of(id, member)];
+    entry.bytes.store(bytes, std::memory_order_relaxed);
+    entry.time.store(ticks(Clock::now()), std::memory_order_release);
+    on_enter(id, member);
     inner_->enter(id, member, tensors);  // publishes the entry
   }
   WaitStatus finish(CollectiveId id, RankId member, Clock::time_point deadline) override {
     const WaitStatus status = inner_->finish(id, member, deadline);
-    const std::vector<Entry>& entries = entries_[static_cast<std::size_t>(id)];
-    if (status != WaitStatus::kReady || entries.size() == 1) return status;
-    Entry last = entries.front();
-    for (const Entry& entry : entries) {
-      last.at = std::max(last.at, entry.at);
-      last.bytes = std::max(last.bytes, entry.bytes);
-    }
-    return sleep_until(end_of(id, member, last.at, Bytes{last.bytes}), deadline);
+    if (status != WaitStatus::kReady || cells_.entries(id).size() == 1) return status;
+    return sleep_until(end_of(id, member), deadline);
   }
   [[nodiscard]] RankId awaited(CollectiveId id, RankId member) const override { return inner_->awaited(id, member); }
   void stop() override { inner_->stop(); }
@@ -77,25 +127,32 @@ class DelayedTransport : public Transport {
  protected:
   /// When the last byte leaves the source, and when it arrives. On the source's thread.
   virtual std::pair<Clock::time_point, Clock::time_point> times(TransferId id, Bytes bytes) = 0;
-  /// When it ends for `member`. \param all_in  entry of the last member \param bytes  of the whole value
-  virtual Clock::time_point end_of(CollectiveId id, RankId member, Clock::time_point all_in, Bytes bytes) = 0;
+  /// When it ends for `member`, now that all are in. On the member's thread.
+  virtual Clock::time_point end_of(CollectiveId id, RankId member) = 0;
+  virtual void on_enter(CollectiveId, RankId) {}
+
+  /// Once all are in.
+  [[nodiscard]] Entered entered(CollectiveId id) const {
+    std::int64_t last = 0;
+    std::int64_t most = 0;
+    for (const Cell& entry : cells_.entries(id)) {
+      last = std::max(last, entry.time.load(std::memory_order_acquire));
+      most = std::max(most, entry.bytes.load(std::memory_order_relaxed));
+    }
+    return {.all_in = time_of(last), .bytes = Bytes{most}};
+  }
   [[nodiscard]] std::uint64_t step() const { return step_; }
+  [[nodiscard]] const DelayCells& cells() const { return cells_; }
 
  private:
-  /// Written by the member before it enters, read by those that have seen it enter.
-  struct Entry {
-    Clock::time_point at;
-    std::int64_t bytes = 0;
-  };
   [[nodiscard]] std::size_t place_of(CollectiveId id, RankId member) const {
     const std::vector<RankId>& members = routes().collectives[static_cast<std::size_t>(id)].members;
     return static_cast<std::size_t>(std::lower_bound(members.begin(), members.end(), member) - members.begin());
   }
 
   std::unique_ptr<Transport> inner_;
-  std::vector<Clock::time_point> due_;
+  DelayCells cells_;
   std::vector<Clock::time_point> left_;
-  std::vector<std::vector<Entry>> entries_;  ///< per collective and member
   std::uint64_t step_ = 0;
 };
 
@@ -104,44 +161,47 @@ std::chrono::nanoseconds transmission(const EmulatedLink& link, double bytes) {
       link.bytes_per_second > 0 ? static_cast<std::int64_t>(bytes / link.bytes_per_second * 1e9) : 0);
 }
 
-/// What serves messages first come, first served: a link or a port. Several ranks may ask at once.
-struct alignas(64) Lane {
-  std::atomic<std::int64_t> free_at = 0;  ///< ticks of the clock
-
-  /// Takes the next `busy` of its time from `now` on; when it is through.
-  Clock::time_point take(Clock::time_point now, Clock::duration busy) {
-    std::int64_t before = free_at.load(std::memory_order_relaxed);
-    std::int64_t after = 0;
-    do {
-      after = std::max(before, ticks(now)) + busy.count();
-    } while (!free_at.compare_exchange_weak(before, after, std::memory_order_relaxed));
-    return Clock::time_point(Clock::duration(after));
-  }
-};
+/// Takes the next `busy` of the time of what serves messages first come, first served: a link or a port. Several ranks may
+/// ask at once. \param free_at  when it is through with all before \returns when it is through with this one
+Clock::time_point take(std::atomic<std::int64_t>& free_at, Clock::time_point now, Clock::duration busy) {
+  std::int64_t before = free_at.load(std::memory_order_relaxed);
+  std::int64_t after = 0;
+  do {
+    after = std::max(before, ticks(now)) + busy.count();
+  } while (!free_at.compare_exchange_weak(before, after, std::memory_order_relaxed));
+  return time_of(after);
+}
 
 class EmulatedTransport final : public DelayedTransport {
  public:
-  EmulatedTransport(std::unique_ptr<Transport> inner, const EmulatedCluster& cluster)
-      : DelayedTransport(std::move(inner)),
+  /// Cells of its own: the port of each group for what leaves, then that for what comes.
+  static std::size_t num_ports(const EmulatedCluster& cluster, int num_ranks) {
+    return 2 * static_cast<std::size_t>((num_ranks - 1) / cluster.ranks_per_group + 1);
+  }
+  EmulatedTransport(std::unique_ptr<Transport> inner, DelayCells cells, const EmulatedCluster& cluster)
+      : DelayedTransport(std::move(inner), std::move(cells)),
         cluster_(cluster),
         num_ranks_(static_cast<std::size_t>(routes().num_ranks)),
-        links_(num_ranks_ * num_ranks_),
-        out_of_(num_ranks_),
-        into_(num_ranks_),
-        communicators_(routes().collectives.size()),
-        ends_(routes().collectives.size()) {
+        link_free_(num_ranks_ * num_ranks_) {
+    std::map<std::vector<RankId>, std::size_t> sets;
     for (const CollectiveRoute& route : routes().collectives)
-      communicator_of_.push_back(sets_.try_emplace(route.members, sets_.size()).first->second);
+      communicator_of_.push_back(sets.try_emplace(route.members, sets.size()).first->second);
+    queues_.resize(num_ranks_ * sets.size());
+    num_communicators_ = sets.size();
   }
 
   void begin_step() override {
-    for (std::atomic<std::int64_t>& end : ends_) end.store(kOpen, std::memory_order_relaxed);
+    for (Queue& queue : queues_) queue.entered.clear(), queue.ends.clear();
     DelayedTransport::begin_step();
   }
 
  private:
-  static constexpr std::int64_t kOpen = -1;
-  static constexpr std::int64_t kTaken = -2;
+  /// One member's collectives on one communicator in this step. All members enter them in one order.
+  struct Queue {
+    std::vector<CollectiveId> entered;
+    std::vector<Clock::time_point> ends;  ///< of the first ones of these
+    Clock::time_point free_at;
+  };
 
   [[nodiscard]] std::size_t group_of(RankId rank) const {
     return rank.index() / static_cast<std::size_t>(cluster_.ranks_per_group);
@@ -156,27 +216,32 @@ class EmulatedTransport final : public DelayedTransport {
     const Clock::time_point now = Clock::now();
     Clock::time_point left;
     if (from == to) {
-      left = links_[transfer.source.index() * num_ranks_ + transfer.destination.index()].take(now, busy);
+      left = take(link_free_[transfer.source.index() * num_ranks_ + transfer.destination.index()], now, busy);
     } else {
-      left = out_of_[from].take(now, busy);
-      left = into_[to].take(left - busy, busy);
+      left = take(cells().more(2 * from).time, now, busy);
+      left = take(cells().more(2 * to + 1).time, left - busy, busy);
     }
     return {left, left + std::chrono::nanoseconds(link.latency.value())};
   }
 
-  /// The first member that knows gives the collective its time on the communicator; the others read it.
-  Clock::time_point end_of(CollectiveId id, RankId, Clock::time_point all_in, Bytes bytes) override {
-    const auto at = static_cast<std::size_t>(id);
-    std::int64_t end = kOpen;
-    if (ends_[at].compare_exchange_strong(end, kTaken)) {
-      end = ticks(communicators_[communicator_of_[at]].take(all_in, duration(id, bytes)));
-      ends_[at].store(end);
+  void on_enter(CollectiveId id, RankId member) override { queue_of(id, member).entered.push_back(id); }
+
+  /// Every member finds the same: those before it on the communicator have all members in as well.
+  Clock::time_point end_of(CollectiveId id, RankId member) override {
+    Queue& queue = queue_of(id, member);
+    const auto at =
+        static_cast<std::size_t>(std::find(queue.entered.begin(), queue.entered.end(), id) - queue.entered.begin());
+    while (queue.ends.size() <= at) {
+      const CollectiveId next = queue.entered[queue.ends.size()];
+      const Entered last = entered(next);
+      queue.free_at = std::max(queue.free_at, last.all_in) + duration(next, last.bytes);
+      queue.ends.push_back(queue.free_at);
     }
-    while (end == kOpen || end == kTaken) {
-      std::this_thread::yield();
-      end = ends_[at].load();
-    }
-    return Clock::time_point(Clock::duration(end));
+    return queue.ends[at];
+  }
+
+  Queue& queue_of(CollectiveId id, RankId member) {
+    return queues_[member.index() * num_communicators_ + communicator_of_[static_cast<std::size_t>(id)]];
   }
 
   [[nodiscard]] Clock::duration duration(CollectiveId id, Bytes bytes) const {
@@ -198,13 +263,10 @@ class EmulatedTransport final : public DelayedTransport {
 
   EmulatedCluster cluster_;
   std::size_t num_ranks_;
-  std::vector<Lane> links_;   ///< per ordered pair inside a group
-  std::vector<Lane> out_of_;  ///< per group: its port for what leaves
-  std::vector<Lane> into_;    ///< per group: its port for what comes
-  std::map<std::vector<RankId>, std::size_t> sets_;
-  std::vector<std::size_t> communicator_of_;     ///< per collective: the one of its members
-  std::vector<Lane> communicators_;              ///< each runs one collective at a time
-  std::vector<std::atomic<std::int64_t>> ends_;  ///< per collective, in this step
+  std::vector<std::atomic<std::int64_t>> link_free_;  ///< per ordered pair inside a group; only the source asks
+  std::vector<std::size_t> communicator_of_;          ///< per collective: the one of its members
+  std::size_t num_communicators_ = 0;
+  std::vector<Queue> queues_;  ///< per rank and communicator
 };
 
 /// Counter-based: the same three numbers always give the same result.
@@ -222,8 +284,8 @@ std::uint64_t mix(std::uint64_t seed, std::uint64_t a, std::uint64_t b) {
 
 class RandomDelayTransport final : public DelayedTransport {
  public:
-  RandomDelayTransport(std::unique_ptr<Transport> inner, std::uint64_t seed, Nanos most)
-      : DelayedTransport(std::move(inner)), seed_(seed), most_(most) {}
+  RandomDelayTransport(std::unique_ptr<Transport> inner, DelayCells cells, std::uint64_t seed, Nanos most)
+      : DelayedTransport(std::move(inner), std::move(cells)), seed_(seed), most_(most) {}
 
  private:
   std::pair<Clock::time_point, Clock::time_point> times(TransferId id, Bytes) override {
@@ -232,10 +294,10 @@ class RandomDelayTransport final : public DelayedTransport {
     const Clock::time_point due = Clock::now() + std::chrono::nanoseconds(delay);
     return {due, due};
   }
-  Clock::time_point end_of(CollectiveId id, RankId member, Clock::time_point all_in, Bytes) override {
+  Clock::time_point end_of(CollectiveId id, RankId member) override {
     const auto range = static_cast<std::uint64_t>(most_.value()) + 1;
     const auto which = routes().transfers.size() + static_cast<std::size_t>(id) * 64 + member.index();
-    return all_in + std::chrono::nanoseconds(mix(seed_, step(), which) % range);
+    return entered(id).all_in + std::chrono::nanoseconds(mix(seed_, step(), which) % range);
   }
   std::uint64_t seed_;
   Nanos most_;
@@ -244,8 +306,13 @@ class RandomDelayTransport final : public DelayedTransport {
 }  // namespace
 
 TransportWrapper emulate_cluster(const EmulatedCluster& cluster) {
-  return [cluster](std::unique_ptr<Transport> inner) {
-    return std::make_unique<EmulatedTransport>(std::move(inner), cluster);
+  return [cluster](std::unique_ptr<Transport> inner, ProcessGroup* processes) -> Result<std::unique_ptr<Transport>> {
+    const Routes& routes = inner->routes();
+    const std::size_t ports = EmulatedTransport::num_ports(cluster, routes.num_ranks);
+    PLAIT_TRY(Cells cells, make_cells(DelayCells::count(routes, ports), processes));
+    DelayCells divided(std::move(cells), routes);
+    return std::unique_ptr<Transport>(
+        std::make_unique<EmulatedTransport>(std::move(inner), std::move(divided), cluster));
   };
 }
 
@@ -255,8 +322,11 @@ TransportWrapper emulate_links(EmulatedLink link) {
 }
 
 TransportWrapper delay_at_random(std::uint64_t seed, Nanos most) {
-  return [seed, most](std::unique_ptr<Transport> inner) {
-    return std::make_unique<RandomDelayTransport>(std::move(inner), seed, most);
+  return [seed, most](std::unique_ptr<Transport> inner, ProcessGroup* processes) -> Result<std::unique_ptr<Transport>> {
+    PLAIT_TRY(Cells cells, make_cells(DelayCells::count(inner->routes(), 0), processes));
+    DelayCells divided(std::move(cells), inner->routes());
+    return std::unique_ptr<Transport>(
+        std::make_unique<RandomDelayTransport>(std::move(inner), std::move(divided), seed, most));
   };
 }
 

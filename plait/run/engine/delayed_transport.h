@@ -21,13 +21,12 @@ struct EmulatedCluster {
   EmulatedLink outer;
 };
 
-/// Gives ranks links, so that a slow interconnect can be tried on one machine: what arrives is delayed, without burning
+/// Gives ranks links, whether they are threads of one process or of several on one machine, so that a slow interconnect can be tried on one machine: what arrives is delayed, without burning
 /// time of the processor. Messages on a link follow each other; a send's wait ends when its last byte has left. A message
 /// between groups takes the ports of both one after the other where they are busy, and both at once where they are free.
 ///
 /// A collective of N members begins when the last of them has entered and those before it over the same ranks have ended, and
-/// lasts as a ring over its slowest link (latency a,
-/// S bytes in b seconds): all_reduce 2 (N - 1) (a + b / N), reduce_scatter and all_gather half of that, broadcast and
+/// lasts as a ring over its slowest link (latency a, S bytes in b seconds): all_reduce 2 (N - 1) (a + b / N), reduce_scatter and all_gather half of that, broadcast and
 /// reduce (N - 1) a + b.
 /// \source the simulator's cluster (sim/cluster.h) with one card per node and the ring
 TransportWrapper emulate_cluster(const EmulatedCluster& cluster);

@@ -6,6 +6,7 @@
 #include "plait/run/engine/engine_state.h"
 #include "plait/run/engine/lost_process.h"
 #include "plait/run/engine/memory.h"
+#include "plait/run/engine/rank_device.h"
 #include "plait/run/engine/rank_report.h"
 #include "plait/run/engine/rank_threads.h"
 #include "plait/run/engine/rank_worker.h"
@@ -88,12 +89,15 @@ class RankEngine final : public Engine {
       options_.kernels = [stage = options_.stage](const ModelConfig& model, PartRange parts, ParameterSet& parameters) {
         return make_module_kernels(model, parts, parameters, stage);
       };
+    devices_.resize(workers_.size());
+    for (std::int32_t rank = here_.begin; rank < here_.end; ++rank)
+      devices_[static_cast<std::size_t>(rank)] = RankDevice(options_.placement, RankId{rank});
     for (const ParameterSpec& spec : parameter_specs(config_)) parameter_order_.push_back(spec.name);
     std::sort(parameter_order_.begin(), parameter_order_.end());
   }
   ~RankEngine() override {
     // What a rank allocated goes back to its own cache.
-    threads_.run([&](RankId rank) {
+    on_ranks([&](RankId rank) {
       if (main_ && rank.index() < main_->ranks.size()) main_->ranks[rank.index()].reset();
       if (forward_ && rank.index() < forward_->ranks.size()) forward_->ranks[rank.index()].reset();
       workers_[rank.index()].reset();
@@ -109,10 +113,10 @@ class RankEngine final : public Engine {
     if (run->program.layout.mode == Mode::kTrain && options_.optimizer.clip && !run->bound.has_norm)
       return make_error(ErrorCode::kUnsupported, "engine.no_norm",
                         "the program steps before the global norm is known; clip with none, or lower it anew");
-    threads_.run([&](RankId rank) {
+    on_ranks([&](RankId rank) {
       workers_[rank.index()] =
           std::make_unique<RankWorker>(rank, run->program.layout, run->bound.rows[rank.index()].stages, config_,
-                                       options_, options_.kernels, parameter_order_);
+                                       options_, options_.kernels, parameter_order_, devices_[rank.index()]);
     });
     PLAIT_TRY_VOID(make_rank_runs(*run));
     main_ = std::move(run);
@@ -122,7 +126,7 @@ class RankEngine final : public Engine {
   [[nodiscard]] const Program& program() const override { return main_->program; }
 
   void initialize(std::uint64_t seed) override {
-    threads_.run([&](RankId rank) {
+    on_ranks([&](RankId rank) {
       RankWorker& worker = *workers_[rank.index()];
       worker.parameters().initialize(seed);
       worker.parameters().refresh_compute();
@@ -134,7 +138,7 @@ class RankEngine final : public Engine {
 
   Result<> load(const std::map<std::string, ParameterState>& state, std::int64_t steps_done) override {
     PLAIT_TRY_VOID(check_state(state, config_, options_.optimizer.kind));
-    threads_.run([&](RankId rank) { load_rank(*workers_[rank.index()], state, steps_done); });
+    on_ranks([&](RankId rank) { load_rank(*workers_[rank.index()], state, steps_done); });
     return {};
   }
 
@@ -145,7 +149,7 @@ class RankEngine final : public Engine {
 
   void copy_shares(StateShares& shares) const override {
     shares.resize(workers_.size());
-    threads_.run([&](RankId rank) { copy_share(*workers_[rank.index()], shares[rank.index()]); });
+    on_ranks([&](RankId rank) { copy_share(*workers_[rank.index()], shares[rank.index()]); });
   }
 
   [[nodiscard]] Result<std::map<std::string, at::Tensor>> last_gradients() const override {
@@ -201,16 +205,27 @@ class RankEngine final : public Engine {
   }
 
  private:
+  /// On the ranks' threads, each with its own device.
+  void on_ranks(const std::function<void(RankId)>& job) const {
+    threads_.run([&](RankId rank) {
+      const DeviceScope scope(devices_[rank.index()]);
+      job(rank);
+    });
+  }
+
   Result<std::unique_ptr<ProgramRun>> prepare(Program program) const {
     auto run = std::make_unique<ProgramRun>();
     run->program = std::move(program);
     PLAIT_TRY(run->bound, bind(run->program));
+    run->bound.routes.device = options_.placement.device;
     if (processes_ == nullptr) {
       run->transport = make_in_process_transport(run->bound.routes);
     } else {
       PLAIT_TRY(run->transport, processes_->open(run->bound.routes, here_));
     }
-    if (options_.wrap_transport) run->transport = options_.wrap_transport(std::move(run->transport));
+    if (options_.wrap_transport) {
+      PLAIT_TRY(run->transport, options_.wrap_transport(std::move(run->transport), processes_));
+    }
     return run;
   }
 
@@ -218,10 +233,11 @@ class RankEngine final : public Engine {
     const auto num_data = static_cast<std::size_t>(run.program.layout.num_microbatches) *
                           static_cast<std::size_t>(run.program.layout.num_slices);
     run.ranks.resize(workers_.size());
-    threads_.run([&](RankId rank) {
+    on_ranks([&](RankId rank) {
       const AccountScope scope(workers_[rank.index()]->account());
-      run.ranks[rank.index()] = std::make_unique<RankRun>(run.bound.rows[rank.index()], num_data,
-                                                          static_cast<std::int64_t>(parameter_order_.size()));
+      run.ranks[rank.index()] =
+          std::make_unique<RankRun>(run.bound.rows[rank.index()], num_data,
+                                    static_cast<std::int64_t>(parameter_order_.size()), devices_[rank.index()]);
     });
     return {};
   }
@@ -286,7 +302,7 @@ class RankEngine final : public Engine {
       program_run.transport->stop();
     };
     try {
-      threads_.run(run_rank);
+      on_ranks(run_rank);
     } catch (const std::exception& error) {
       dead_ = Error{.code = ErrorCode::kTransport, .rule = "engine.internal", .message = error.what()};
       if (processes_ != nullptr) {
@@ -366,7 +382,7 @@ class RankEngine final : public Engine {
                          .not_finite = ran.not_finite,
                          .grad_norm = ran.grad_norm,
                          .trace = ran.trace,
-                         .peak = workers_[at]->account().peak(),
+                         .peak = workers_[at]->peak_bytes(),
                          .moved = ran.moved,
                          .peak_stashes = ran.peak_stashes,
                          .kernels = workers_[at]->take_counts(),
@@ -410,6 +426,7 @@ class RankEngine final : public Engine {
   RankRange here_;
   std::vector<std::string> parameter_order_;
   std::vector<WaitState> waits_;
+  std::vector<RankDevice> devices_;  ///< of the ranks that are here
   mutable RankThreads threads_;
   std::vector<std::unique_ptr<RankWorker>> workers_;  ///< null where another process runs the rank
   std::unique_ptr<ProgramRun> main_;
@@ -430,6 +447,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const VerifiedProgram& program, c
     return make_error(ErrorCode::kInvalidArgument, "engine.processes",
                       "{} processes for {} ranks; start at most as many processes as ranks", options.processes->size(),
                       num_ranks);
+  PLAIT_TRY_VOID(check_device(options.placement.device));
   install_accounting_allocator();
   try {
     auto engine = std::make_unique<RankEngine>(config, options, num_ranks);

@@ -4,6 +4,7 @@
 #include "plait/base/result.h"
 #include "plait/ir/program.h"
 #include "plait/run/engine/process_group.h"
+#include "plait/run/engine/rank_device.h"
 #include "plait/run/engine/stage_kernels.h"
 #include "plait/run/engine/transport.h"
 #include "plait/run/model/config.h"
@@ -40,6 +41,7 @@ struct OptimizerOptions {
 struct EngineOptions {
   ComputeType type = ComputeType::kFloat32;
   OptimizerOptions optimizer;
+  Placement placement;
   double timeout_seconds = 60;  ///< a peer silent for longer ends the step
   /// Tokens of each slice, where the program cuts sequences; empty = equal, and one more for the first ones.
   std::vector<std::int64_t> slice_lengths;
@@ -87,10 +89,10 @@ struct StepResult {
   std::int64_t valid_tokens = 0;
   Nanos duration;
   std::vector<std::vector<TraceEvent>> trace;  ///< per rank, in row order
-  std::vector<Bytes> peak_bytes;               ///< per rank, highest since the engine was made
-  std::vector<Bytes> bytes_moved;              ///< per rank, sent in this step
-  std::map<ValueKind, Bytes> moved_by_kind;    ///< the same over all ranks, for each kind of value that moved
-  std::vector<KernelCounts> kernels;           ///< per rank, work of this step
+  std::vector<Bytes> peak_bytes;             ///< per rank, highest since the engine was made; on a GPU that of the GPU
+  std::vector<Bytes> bytes_moved;            ///< per rank, sent in this step
+  std::map<ValueKind, Bytes> moved_by_kind;  ///< the same over all ranks, for each kind of value that moved
+  std::vector<KernelCounts> kernels;         ///< per rank, work of this step
   std::vector<int> peak_stashes;  ///< per rank: most (stage, micro-batch, slice) between F and BW or W at once
   /// Per rank, in the order of their starts; empty unless they were asked for.
   std::vector<std::vector<KernelEvent>> kernel_events;
@@ -139,7 +141,7 @@ class Engine {
   virtual void initialize(std::uint64_t seed) = 0;
   /// Sets weights (and moments) by name; every name of the model must be there, none else.
   virtual Result<> load(const std::map<std::string, ParameterState>& state, std::int64_t steps_done) = 0;
-  /// Copies of everything, whole tensors by name.
+  /// Copies of everything, whole tensors by name, on the host.
   /// \errors those of the process group
   [[nodiscard]] virtual Result<std::map<std::string, ParameterState>> save() const = 0;
   /// Copies of the shares of this process's ranks, each by its own thread. Nothing travels. The tensors of an earlier call

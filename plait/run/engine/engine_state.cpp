@@ -99,7 +99,7 @@ void load_rank(RankWorker& worker, const std::map<std::string, ParameterState>& 
 std::vector<HeldPart> held_state(const RankWorker& worker) {
   std::vector<HeldPart> parts;
   const auto add = [&](const std::string& name, const char* what, const Parameter& whole, const at::Tensor& part) {
-    parts.push_back({.name = name, .what = what, .shape = whole.shape, .begin = whole.begin, .part = part});
+    parts.push_back({.name = name, .what = what, .shape = whole.shape, .begin = whole.begin, .part = part.cpu()});
   };
   for (const auto& [name, parameter] : worker.parameters().by_name()) {
     add(name, "", parameter, parameter.master);
@@ -121,7 +121,7 @@ void copy_share(const RankWorker& worker, std::vector<HeldPart>& share) {
                        .what = what,
                        .shape = whole.shape,
                        .begin = whole.begin,
-                       .part = at::empty_like(part, at::MemoryFormat::Contiguous)});
+                       .part = at::empty_like(part, part.options().device(at::kCPU), at::MemoryFormat::Contiguous)});
     share[next++].part.copy_(part);
   };
   for (const Parameter* parameter : worker.counted()) {
@@ -139,6 +139,7 @@ std::vector<HeldPart> held_gradients(const RankWorker& worker) {
   for (const auto& [name, parameter] : worker.parameters().by_name()) {
     at::Tensor gradient = parameter.grads.front();
     if (worker.clip_factor() < 1) gradient = gradient.div(worker.clip_factor());
+    gradient = gradient.cpu();
     parts.push_back({.name = name, .what = {}, .shape = parameter.shape, .begin = parameter.begin, .part = gradient});
   }
   return parts;
@@ -169,6 +170,24 @@ void decode(std::string_view bytes, std::vector<HeldPart>& parts) {
     PLAIT_CHECK(data.size() == held.part.nbytes(), "{}: {} bytes", held.name, data.size());
     if (!data.empty()) std::memcpy(held.part.mutable_data_ptr(), data.data(), data.size());
   }
+}
+
+std::string encode(const std::map<std::string, ParameterState>& state) {
+  std::vector<HeldPart> parts;
+  const auto add = [&](const std::string& name, const std::string& what, const at::Tensor& whole) {
+    parts.push_back({.name = name, .what = what, .shape = whole.sizes().vec(), .begin = 0, .part = whole});
+  };
+  for (const auto& [name, parameter] : state) {
+    add(name, "", parameter.master);
+    for (const auto& [what, moment] : parameter.moments) add(name, what, moment);
+  }
+  return encode(parts);
+}
+
+std::map<std::string, ParameterState> decode_state(std::string_view bytes) {
+  std::vector<HeldPart> parts;
+  decode(bytes, parts);
+  return merge_state(parts);
 }
 
 std::map<std::string, ParameterState> merge_state(const std::vector<HeldPart>& parts) {

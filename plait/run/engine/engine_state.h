@@ -33,6 +33,9 @@ void copy_share(const RankWorker& worker, std::vector<HeldPart>& share);
 std::string encode(const std::vector<HeldPart>& parts);
 /// Adds the parts of one process to `parts`.
 void decode(std::string_view bytes, std::vector<HeldPart>& parts);
+/// Whole tensors by name, for processes that have none.
+std::string encode(const std::map<std::string, ParameterState>& state);
+std::map<std::string, ParameterState> decode_state(std::string_view bytes);
 
 /// Whole tensors, as copies; of several copies of one, the first counts. Parts are in the order of the ranks.
 std::map<std::string, ParameterState> merge_state(const std::vector<HeldPart>& parts);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 namespace plait {
 namespace {
@@ -28,21 +29,26 @@ struct Gathering {
   std::vector<LastStep> taken;              ///< per share
   std::atomic<std::size_t> num_done = 0;    ///< shares done in this step
   std::atomic<std::uint64_t> complete = 0;  ///< the last step in which all were done
+  std::size_t first_mark = 0;               ///< per member behind its entry, then per share behind that
 };
 
 class InProcessTransport final : public Transport {
  public:
-  explicit InProcessTransport(Routes routes)
+  InProcessTransport(Routes routes, std::unique_ptr<StreamOrder> order)
       : routes_(std::move(routes)),
+        order_(std::move(order)),
         bells_(static_cast<std::size_t>(routes_.num_ranks)),
         mailboxes_(routes_.transfers.size()),
         gatherings_(routes_.collectives.size()) {
     for (Doorbell& bell : bells_) bell.set_spin(spin_time(routes_.num_ranks));
+    std::size_t next_mark = routes_.transfers.size();
     for (std::size_t c = 0; c < gatherings_.size(); ++c) {
       const std::size_t num_members = routes_.collectives[c].members.size();
       gatherings_[c].entered = std::vector<LastStep>(num_members);
       gatherings_[c].taken = std::vector<LastStep>(num_members);
       gatherings_[c].tensors.resize(num_members);
+      gatherings_[c].first_mark = next_mark;
+      next_mark += 2 * num_members;
     }
   }
 
@@ -54,6 +60,7 @@ class InProcessTransport final : public Transport {
 
   void send(TransferId id, Message&& message) override {
     Mailbox& box = mailboxes_[static_cast<std::size_t>(id)];
+    if (order_ != nullptr) order_->set(static_cast<std::size_t>(id));
     box.message = std::move(message);
     box.sent.store(step_, std::memory_order_release);
     bells_[routes_.transfers[static_cast<std::size_t>(id)].destination.index()].ring();
@@ -67,7 +74,12 @@ class InProcessTransport final : public Transport {
     Mailbox& box = mailboxes_[static_cast<std::size_t>(id)];
     const WaitStatus status = wait(routes_.transfers[static_cast<std::size_t>(id)].destination, deadline,
                                    [&] { return box.sent.load(std::memory_order_acquire) == step_; });
-    if (status == WaitStatus::kReady) message = std::move(box.message);
+    if (status != WaitStatus::kReady) return status;
+    message = std::move(box.message);
+    if (order_ != nullptr) {
+      order_->follow(static_cast<std::size_t>(id));
+      for (at::Tensor& tensor : message.tensors) tensor = order_->bring(tensor);
+    }
     return status;
   }
 
@@ -75,6 +87,7 @@ class InProcessTransport final : public Transport {
     Gathering& gathering = gatherings_[static_cast<std::size_t>(id)];
     const std::size_t place = place_of(id, member);
     gathering.tensors[place].assign(tensors.begin(), tensors.end());
+    if (order_ != nullptr) order_->set(gathering.first_mark + place);
     gathering.entered[place].at.store(step_, std::memory_order_release);
     ring_members(id);
   }
@@ -91,16 +104,26 @@ class InProcessTransport final : public Transport {
     const std::size_t me = place_of(id, member);
     const std::size_t root = static_cast<std::size_t>(
         std::find(route.members.begin(), route.members.end(), route.root) - route.members.begin());
+    bool follows = false;
     for (std::size_t next = 0; next < num_members; ++next) {
       const std::size_t share = (me + next) % num_members;
       if (gathering.taken[share].at.exchange(step_, std::memory_order_relaxed) == step_) continue;
-      if (num_members > 1) do_share(route.kind, gathering.tensors, root, share);
+      if (num_members > 1) {
+        if (order_ != nullptr && !std::exchange(follows, true)) follow_entries(gathering);
+        do_share(route.kind, gathering.tensors, root, share);
+      }
+      if (order_ != nullptr) order_->set(gathering.first_mark + num_members + share);
       if (gathering.num_done.fetch_add(1, std::memory_order_acq_rel) + 1 < num_members) continue;
       for (std::vector<at::Tensor>& tensors : gathering.tensors) tensors.clear();
       gathering.complete.store(step_, std::memory_order_release);
       ring_members(id);
     }
-    return wait(member, deadline, [&] { return gathering.complete.load(std::memory_order_acquire) == step_; });
+    const WaitStatus complete =
+        wait(member, deadline, [&] { return gathering.complete.load(std::memory_order_acquire) == step_; });
+    if (order_ != nullptr && complete == WaitStatus::kReady)
+      for (std::size_t share = 0; share < num_members; ++share)
+        order_->follow(gathering.first_mark + num_members + share);
+    return complete;
   }
 
   [[nodiscard]] RankId awaited(CollectiveId id, RankId member) const override {
@@ -126,6 +149,14 @@ class InProcessTransport final : public Transport {
     return static_cast<std::size_t>(place - members.begin());
   }
 
+  /// What this thread's stream does from now on may use the members' tensors.
+  void follow_entries(const Gathering& gathering) {
+    for (std::size_t place = 0; place < gathering.tensors.size(); ++place) {
+      order_->follow(gathering.first_mark + place);
+      for (const at::Tensor& tensor : gathering.tensors[place]) order_->use(tensor);
+    }
+  }
+
   void ring_members(CollectiveId id) {
     for (const RankId member : routes_.collectives[static_cast<std::size_t>(id)].members) bells_[member.index()].ring();
   }
@@ -139,7 +170,8 @@ class InProcessTransport final : public Transport {
   }
 
   Routes routes_;
-  std::vector<Doorbell> bells_;  ///< per rank
+  std::unique_ptr<StreamOrder> order_;  ///< null: tensors lie on the host, where a message that has come is whole
+  std::vector<Doorbell> bells_;         ///< per rank
   std::vector<Mailbox> mailboxes_;
   std::vector<Gathering> gatherings_;
   std::uint64_t step_ = 0;  ///< written between steps only
@@ -155,8 +187,20 @@ Bytes message_bytes(const Message& message) {
   return Bytes{bytes};
 }
 
+std::size_t num_stream_marks(const Routes& routes) {
+  std::size_t marks = routes.transfers.size();
+  for (const CollectiveRoute& route : routes.collectives) marks += 2 * route.members.size();
+  return marks;
+}
+
 std::unique_ptr<Transport> make_in_process_transport(Routes routes) {
-  return std::make_unique<InProcessTransport>(std::move(routes));
+  auto order =
+      routes.device == c10::DeviceType::CPU ? nullptr : make_stream_order(routes.device, num_stream_marks(routes));
+  return make_in_process_transport(std::move(routes), std::move(order));
+}
+
+std::unique_ptr<Transport> make_in_process_transport(Routes routes, std::unique_ptr<StreamOrder> order) {
+  return std::make_unique<InProcessTransport>(std::move(routes), std::move(order));
 }
 
 }  // namespace plait

@@ -42,8 +42,9 @@ double square_sum(const at::Tensor& tensor) {
   return norm * norm;
 }
 
-RankOptimizer::RankOptimizer(const OptimizerOptions& options, const std::vector<std::vector<Parameter*>>& groups)
-    : options_(options), steps_done_(at::zeros({1}, at::kFloat)) {
+RankOptimizer::RankOptimizer(const OptimizerOptions& options, const std::vector<std::vector<Parameter*>>& groups,
+                             at::Device device)
+    : options_(options), steps_done_(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device))) {
   for (const std::vector<Parameter*>& group : groups) {
     Batch decayed{.weight_decay = options.weight_decay};
     Batch plain{.weight_decay = 0};
@@ -74,21 +75,26 @@ void RankOptimizer::take_back_step() {
   steps_done_.sub_(1);
 }
 
-void RankOptimizer::step(std::size_t group, double learning_rate) {
-  for (Batch& batch : groups_[group]) step_batch(batch, learning_rate);
+void RankOptimizer::take_back_step_if(const at::Tensor& not_finite) {
+  steps_done_.sub_(not_finite);
 }
 
-void RankOptimizer::step_batch(Batch& batch, double learning_rate) {
+void RankOptimizer::step(std::size_t group, double learning_rate, const std::optional<at::Tensor>& not_finite) {
+  for (Batch& batch : groups_[group]) step_batch(batch, learning_rate, not_finite);
+}
+
+void RankOptimizer::step_batch(Batch& batch, double learning_rate, const std::optional<at::Tensor>& not_finite) {
   switch (options_.kind) {
     case OptimizerKind::kAdamW:
       at::_fused_adamw_(batch.masters, batch.grads, batch.exp_avgs, batch.exp_avg_sqs, /*max_exp_avg_sqs=*/{},
                         batch.steps, learning_rate, options_.beta1, options_.beta2, batch.weight_decay, options_.eps,
-                        /*amsgrad=*/false, /*maximize=*/false);
+                        /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/{}, not_finite);
       break;
     case OptimizerKind::kSgd:
       at::_fused_sgd_(batch.masters, batch.grads, /*momentum_buffer_list=*/{}, batch.weight_decay, /*momentum=*/0,
                       learning_rate,
-                      /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/false);
+                      /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/false,
+                      /*grad_scale=*/{}, not_finite);
       break;
   }
   for (const Parameter* parameter : batch.parameters)

@@ -5,6 +5,7 @@
 #include <ATen/core/TensorBody.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,14 +26,19 @@ struct Moments {
 class RankOptimizer {
  public:
   /// \param groups  per parameter group of the layout, its parameters on this rank
-  RankOptimizer(const OptimizerOptions& options, const std::vector<std::vector<Parameter*>>& groups);
+  RankOptimizer(const OptimizerOptions& options, const std::vector<std::vector<Parameter*>>& groups,
+                at::Device device = at::kCPU);
 
   /// One more step has begun.
   void begin_step();
   /// The step that has begun updates nothing and does not count.
   void take_back_step();
+  /// The same where `not_finite` ([1] fp32 on the rank's device) is 1.
+  void take_back_step_if(const at::Tensor& not_finite);
   /// Updates masters from the first gradient accumulators, then the copies that kernels read.
-  void step(std::size_t group, double learning_rate);
+  ///
+  /// \param not_finite  where it is 1 nothing is updated; none = it is finite
+  void step(std::size_t group, double learning_rate, const std::optional<at::Tensor>& not_finite = std::nullopt);
 
   void set_steps_done(std::int64_t steps);
   [[nodiscard]] Moments moments(const Parameter& parameter) const;
@@ -49,7 +55,7 @@ class RankOptimizer {
     std::vector<at::Tensor> exp_avg_sqs;
     std::vector<at::Tensor> steps;  ///< the same one-element tensor for all
   };
-  void step_batch(Batch& batch, double learning_rate);
+  void step_batch(Batch& batch, double learning_rate, const std::optional<at::Tensor>& not_finite);
 
   const OptimizerOptions& options_;
   at::Tensor steps_done_;  ///< [1] fp32, as the fused kernel reads it

@@ -5,6 +5,7 @@
 #include "plait/run/engine/transport.h"
 #include "plait/run/engine/wait_state.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -56,7 +57,7 @@ struct RankBoard {
 
 /// The processes of one job. Each runs some of the ranks of a program, as threads.
 ///
-/// `open`, `meet`, `gather`, `broadcast` and `any` are calls of all processes, by one thread of each and in the same order. They
+/// `open`, `meet`, `gather`, `broadcast`, `any` and `share` are calls of all processes, by one thread of each and in the same order. They
 /// end early, with the failure, once any process has failed or is lost.
 class ProcessGroup {
  public:
@@ -76,6 +77,10 @@ class ProcessGroup {
 
   /// Whether any process says yes, on all.
   virtual Result<bool> any(bool mine) = 0;
+
+  /// Zeroed memory that all have in common; the same size everywhere. It starts at a page.
+  /// \errors kUnsupported "processes.share" where they do not live on one machine, or the system refuses
+  virtual Result<std::shared_ptr<std::byte>> share(std::size_t size) = 0;
 
   /// While a board is shown, the other processes see how far the ranks are.
   virtual void show(std::shared_ptr<RankBoard> board) = 0;

@@ -75,6 +75,7 @@ std::optional<Holding> holding_on(RankId rank, const Layout& layout, const Model
 RankGroup::RankGroup(RankId rank, const Layout& layout, GroupId id, const ModelConfig& config, ParameterSet& set,
                      const std::vector<std::string>& parameter_order)
     : share_(share_of(layout.groups[id.index()], rank)),
+      device_(set.device()),
       compute_type_(scalar_type(set.type())),
       master_type_(master_type(set.type())) {
   const ParamGroup& group = layout.groups[id.index()];
@@ -120,7 +121,8 @@ void RankGroup::bind_weights(const std::vector<at::Tensor>& weights) {
 
 void RankGroup::begin_gather() {
   for (ParameterStorage* storage : storages_)
-    if (storage != nullptr) storage->compute = at::empty(storage->shape, at::TensorOptions().dtype(compute_type_));
+    if (storage != nullptr)
+      storage->compute = at::empty(storage->shape, at::TensorOptions().dtype(compute_type_).device(device_));
   if (share_.is_nothing()) return;
   const std::vector<at::Tensor> whole = as_parameters(weights());
   for (std::size_t i = 0; i < whole.size(); ++i)
@@ -141,7 +143,7 @@ void RankGroup::begin_contribution() {
   for (ParameterStorage* storage : storages_) {
     if (storage == nullptr) continue;
     for (at::Tensor& grad : storage->grads)
-      if (!grad.defined()) grad = at::zeros(storage->shape, at::TensorOptions().dtype(master_type_));
+      if (!grad.defined()) grad = at::zeros(storage->shape, at::TensorOptions().dtype(master_type_).device(device_));
   }
 }
 

@@ -78,6 +78,7 @@ class RankGroup {
 
  private:
   Share share_;
+  at::Device device_;
   at::ScalarType compute_type_;
   at::ScalarType master_type_;
   std::vector<ParameterStorage*> storages_;

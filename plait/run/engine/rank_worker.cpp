@@ -28,7 +28,7 @@ MemoryAccount& in_flight_account() {
   return account;
 }
 
-RankRun::RankRun(const BoundRow& bound_row, std::size_t num_data, std::int64_t num_parameters)
+RankRun::RankRun(const BoundRow& bound_row, std::size_t num_data, std::int64_t num_parameters, const RankDevice& device)
     : row(&bound_row),
       payloads(static_cast<std::size_t>(bound_row.num_payloads)),
       stashes(static_cast<std::size_t>(bound_row.num_stashes)),
@@ -36,17 +36,20 @@ RankRun::RankRun(const BoundRow& bound_row, std::size_t num_data, std::int64_t n
       caches(static_cast<std::size_t>(bound_row.num_caches)),
       trace(bound_row.instrs.size()),
       losses(num_data),
-      squares(at::zeros({num_parameters}, at::kDouble)) {}
+      squares(at::zeros({num_parameters}, at::TensorOptions().dtype(at::kDouble).device(device.device()))) {
+  if (device.reads() == HostReads::kAtEndOfStep) late.emplace(num_data, num_parameters, device.device());
+}
 
 RankWorker::RankWorker(RankId rank, const Layout& layout, const std::vector<StageId>& visited,
                        const ModelConfig& config, const EngineOptions& options, const KernelFactory& kernels,
-                       const std::vector<std::string>& parameter_order)
-    : rank_(rank), account_(make_memory_account()) {
+                       const std::vector<std::string>& parameter_order, const RankDevice& device)
+    : rank_(rank), device_(device), account_(make_memory_account()) {
   const AccountScope scope(account_);
   const std::vector<bool> runs_here = runs_on(rank, layout, visited);
-  parameters_ = ParameterSet::create(config, options.type, [&](const ParameterSpec& first) {
+  const auto holding_of = [&](const ParameterSpec& first) {
     return holding_on(rank, layout, config, runs_here, first);
-  });
+  };
+  parameters_ = ParameterSet::create(config, options.type, holding_of, device.device());
   kernels_.resize(layout.stages.size());
   for (std::size_t s = 0; s < layout.stages.size(); ++s)
     if (runs_here[s]) kernels_[s] = kernels(config, layout.stages[s].parts, parameters_);
@@ -55,7 +58,7 @@ RankWorker::RankWorker(RankId rank, const Layout& layout, const std::vector<Stag
     groups_.emplace_back(rank, layout, GroupId{static_cast<std::int32_t>(g)}, config, parameters_, parameter_order);
     stepped.push_back(groups_.back().parameters());
   }
-  if (layout.mode == Mode::kTrain) optimizer_.emplace(options.optimizer, stepped);
+  if (layout.mode == Mode::kTrain) optimizer_.emplace(options.optimizer, stepped, device.device());
 }
 
 std::vector<const Parameter*> RankWorker::counted() const {

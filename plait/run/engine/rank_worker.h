@@ -4,8 +4,10 @@
 #include "plait/ir/program.h"
 #include "plait/run/engine/binding.h"
 #include "plait/run/engine/engine.h"
+#include "plait/run/engine/late_totals.h"
 #include "plait/run/engine/memory.h"
 #include "plait/run/engine/optimizer.h"
+#include "plait/run/engine/rank_device.h"
 #include "plait/run/engine/rank_group.h"
 #include "plait/run/engine/stage_kernels.h"
 #include "plait/run/engine/transport.h"
@@ -36,9 +38,11 @@ struct StepContext {
 
 /// Storage of one rank for one bound program, kept between steps.
 struct RankRun {
-  RankRun(const BoundRow& bound_row, std::size_t num_data, std::int64_t num_parameters);
+  RankRun(const BoundRow& bound_row, std::size_t num_data, std::int64_t num_parameters, const RankDevice& device = {});
 
   const BoundRow* row;
+  std::vector<SliceData> data;     ///< of the step, on the rank's device; empty where that is the host
+  std::optional<LateTotals> late;  ///< of ranks whose losses and norms are read at the end of the step
   std::vector<Payload> payloads;
   std::vector<Stash> stashes;
   std::vector<WeightStash> weight_stashes;
@@ -61,7 +65,7 @@ class RankWorker {
   /// \param parameter_order  all names of the model in the order in which norms are summed
   RankWorker(RankId rank, const Layout& layout, const std::vector<StageId>& visited, const ModelConfig& config,
              const EngineOptions& options, const KernelFactory& kernels,
-             const std::vector<std::string>& parameter_order);
+             const std::vector<std::string>& parameter_order, const RankDevice& device = {});
 
   /// Runs the rank's row once.
   /// \errors kTransport: an op failed, or what arrived is not what was expected; kTimeout; kInterrupted: another rank failed
@@ -78,6 +82,8 @@ class RankWorker {
   /// What this rank keeps, whole or a shard, and no rank before it: over all ranks every element of the model once.
   [[nodiscard]] std::vector<const Parameter*> counted() const;
   [[nodiscard]] MemoryAccount& account() { return account_; }
+  /// Highest bytes so far: the rank's own on the host, those of its whole device elsewhere.
+  [[nodiscard]] Bytes peak_bytes() const { return device_.is_host() ? account_.peak() : device_.peak_bytes(); }
   /// Where kernels write down their times, if they do in this step; begun anew.
   KernelLog* begin_log(const StepContext& context);
   [[nodiscard]] const KernelLog& log() const { return log_; }
@@ -89,6 +95,7 @@ class RankWorker {
  private:
   friend class RowRunner;
   RankId rank_;
+  RankDevice device_;
   MemoryAccount& account_;
   ParameterSet parameters_;
   std::vector<std::unique_ptr<StageKernels>> kernels_;  ///< per stage; null where it never runs here

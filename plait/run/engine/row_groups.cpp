@@ -164,6 +164,13 @@ bool RowRunner::execute(const BoundFinishGrad& finish) {
 
 bool RowRunner::execute(const BoundReduceNorm& reduce) {
   if (!add_arrivals(reduce.arrivals)) return false;
+  if (run_.late) {
+    give_squares_late();
+    transport_.enter(reduce.collective, worker_.rank_, {&run_.squares, 1});
+    if (route_of(reduce.collective).members.size() > 1)
+      moved_ = Bytes{static_cast<std::int64_t>(run_.squares.nbytes())};
+    return true;
+  }
   // A whole parameter is counted by one rank, so that the sum over the ranks only adds zeros to it: it stays exact.
   run_.squares.zero_();
   auto* squares = run_.squares.data_ptr<double>();
@@ -184,8 +191,23 @@ bool RowRunner::execute(const BoundReduceNorm& reduce) {
   return true;
 }
 
+void RowRunner::give_squares_late() {
+  const KernelScope timed(KernelKind::kSquareSum);
+  for (RankGroup& group : worker_.groups_) {
+    if (group.is_whole()) group.fold();
+    for (const auto& [place, parameter] : group.counted())
+      run_.late->squares.select(0, place).copy_(square_sum_on_device(parameter->grads.front()));
+  }
+  run_.late->give_squares(run_.squares);
+}
+
 bool RowRunner::execute(const BoundFinishNorm& finish) {
   if (!await_collective(finish.collective)) return false;
+  if (run_.late) {
+    run_.late->take_norm(run_.squares, context_.clip);
+    worker_.optimizer_->take_back_step_if(run_.late->not_finite);
+    return true;
+  }
   const auto* squares = run_.squares.const_data_ptr<double>();
   double sum = 0;
   for (std::int64_t place = 0; place < run_.squares.numel(); ++place) sum += squares[place];
@@ -194,9 +216,7 @@ bool RowRunner::execute(const BoundFinishNorm& finish) {
     worker_.refuse_update();
     return true;
   }
-  // torch.nn.utils.clip_grad_norm_: the small number keeps the scale finite for a norm of zero.
-  constexpr double kTiny = 1e-6;
-  if (context_.clip) worker_.clip_factor_ = std::min(1.0, *context_.clip / (run_.grad_norm + kTiny));
+  if (context_.clip) worker_.clip_factor_ = std::min(1.0, *context_.clip / (run_.grad_norm + kTinyNorm));
   return true;
 }
 
@@ -208,13 +228,17 @@ bool RowRunner::execute(const BoundStep& step) {
   group.lent.clear();
   if (group.is_whole()) group.fold();
   if (worker_.refuses_update_) return true;
-  if (worker_.clip_factor_ < 1) {
+  if (run_.late && context_.clip) {
+    const KernelScope timed(KernelKind::kClip);
+    for (const Parameter* parameter : group.parameters()) parameter->grads.front().mul_(run_.late->clip);
+  } else if (worker_.clip_factor_ < 1) {
     const KernelScope timed(KernelKind::kClip);
     for (const Parameter* parameter : group.parameters()) parameter->grads.front().mul_(worker_.clip_factor_);
   }
   PLAIT_CHECK(worker_.optimizer_.has_value(), "a step in a program without training");
   const KernelScope timed(KernelKind::kOptimizer);
-  worker_.optimizer_->step(step.group.index(), context_.learning_rate);
+  worker_.optimizer_->step(step.group.index(), context_.learning_rate,
+                           run_.late ? std::optional(run_.late->not_finite) : std::nullopt);
   return true;
 }
 

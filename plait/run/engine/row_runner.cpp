@@ -1,6 +1,7 @@
 #include "plait/run/engine/row_runner.h"
 
 #include "plait/run/engine/lost_process.h"
+#include "plait/run/engine/step_data.h"
 
 #include <fmt/format.h>
 
@@ -24,6 +25,8 @@ Result<> RowRunner::run() {
   run_.grad_norm = 0;
   run_.not_finite.clear();
   std::fill(run_.losses.begin(), run_.losses.end(), 0.0);
+  if (run_.late) run_.late->begin_step();
+  if (!worker_.device_.is_host()) run_.data = on_device(context_.data, worker_.device_.device());
   started_ = Clock::now();
   WaitState& shown = (*context_.waits)[worker_.rank_.index()];
   for (position_ = 0; position_ < row_.instrs.size(); ++position_) {
@@ -48,6 +51,10 @@ Result<> RowRunner::run() {
                                        .moved = moved_};
     run_.moved += moved_;
     started_ = now;
+  }
+  if (run_.late) {
+    position_ = row_.instrs.empty() ? 0 : row_.instrs.size() - 1;
+    if (!end_row()) return failure_;
   }
   return {};
 }
@@ -189,7 +196,7 @@ bool RowRunner::take_weight_stash(const Source& source, WeightStash& weight_stas
 }
 
 bool RowRunner::execute(const BoundOp& op) {
-  const SliceData& data = context_.data[static_cast<std::size_t>(op.data)];
+  const SliceData& data = data_of(op);
   switch (op.kind) {
     case OpKind::kForward: return forward(op, data);
     case OpKind::kBackward:
@@ -229,6 +236,10 @@ bool RowRunner::forward(const BoundOp& op, const SliceData& data) {
 
 void RowRunner::note_loss(const BoundOp& op, const at::Tensor& loss) {
   if (!loss.defined()) return;
+  if (run_.late) {
+    run_.late->losses.select(0, op.data).copy_(loss);
+    return;
+  }
   run_.losses[static_cast<std::size_t>(op.data)] = loss.is_cpu() ? *loss.const_data_ptr<double>() : loss.item<double>();
 }
 

@@ -36,6 +36,11 @@ class RowRunner {
   bool recompute(const BoundOp& op, const SliceData& data);
   bool backward(const BoundOp& op, const SliceData& data);
   void note_loss(const BoundOp& op, const at::Tensor& loss);
+  [[nodiscard]] const SliceData& data_of(const BoundOp& op) const {
+    return (run_.data.empty() ? context_.data : run_.data)[static_cast<std::size_t>(op.data)];
+  }
+  bool end_row();
+  void read_late_totals();
 
   bool take_input(const BoundOp& op, const std::vector<std::int64_t>& widths, const SliceData& data, Payload& input);
   void put_output(const BoundOp& op, Payload&& output);
@@ -47,6 +52,7 @@ class RowRunner {
   bool await_message(TransferId transfer, Message& message);
   bool read_weights(const FirstReads& reads);
   bool begin_contributions(int stage);
+  void give_squares_late();
   bool add_arrivals(const Arrivals& arrivals);
   bool send_weights(const BoundSend& send);
   bool send_gradient(const BoundSend& send);

@@ -89,7 +89,7 @@ void sum_in_order(std::span<const at::Tensor> outs, std::span<const at::Tensor> 
   if (first.is_cpu() && first.scalar_type() == at::kFloat) return sum_blocks<float>(outs, summands);
   if (first.is_cpu() && first.scalar_type() == at::kDouble) return sum_blocks<double>(outs, summands);
   at::Tensor sum = first.clone();
-  for (const at::Tensor& summand : summands.subspan(1)) sum.add_(summand);
+  for (const at::Tensor& summand : summands.subspan(1)) sum.add_(summand.to(sum.device()));
   for (const at::Tensor& out : outs) out.copy_(sum);
 }
 

@@ -1,6 +1,7 @@
 #include "plait/run/engine/step_data.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -134,6 +135,23 @@ Result<StepData> cut_microbatches(const std::vector<Microbatch>& microbatches, c
   if (data.valid_tokens == 0) return bad_data("all targets of the step are masked: there is nothing to learn from");
   for (SliceData& slice : data.slices) slice.loss_scale = 1.0 / static_cast<double>(data.valid_tokens);
   return data;
+}
+
+std::vector<SliceData> on_device(const std::vector<SliceData>& slices, at::Device device) {
+  std::vector<at::Tensor> flat;
+  for (const SliceData& slice : slices)
+    for (const at::Tensor& ids : {slice.tokens, slice.targets}) flat.push_back(ids.reshape({-1}));
+  const at::Tensor all = at::cat(flat).to(device, at::kLong, /*non_blocking=*/true);
+  std::vector<SliceData> result = slices;
+  std::int64_t begin = 0;
+  for (SliceData& slice : result) {
+    for (at::Tensor* ids : {&slice.tokens, &slice.targets}) {
+      const std::int64_t count = ids->numel();
+      *ids = all.narrow(0, begin, count).view(ids->sizes());
+      begin += count;
+    }
+  }
+  return result;
 }
 
 }  // namespace plait

@@ -4,6 +4,8 @@
 #include "plait/ir/program.h"
 #include "plait/run/engine/engine.h"
 
+#include <ATen/core/TensorBody.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -21,5 +23,8 @@ struct StepData {
 ///         for learned positions or shorter than the number of slices; documents in slices; no valid token at all
 Result<StepData> cut_microbatches(const std::vector<Microbatch>& microbatches, const Layout& layout,
                                   const ModelConfig& config, const EngineOptions& options);
+
+/// The slices with their ids on a device, by one copy.
+std::vector<SliceData> on_device(const std::vector<SliceData>& slices, at::Device device);
 
 }  // namespace plait

@@ -1,11 +1,14 @@
 #pragma once
 
 #include "plait/base/ids.h"
+#include "plait/base/result.h"
 #include "plait/ir/instr.h"
 #include "plait/ir/value.h"
 #include "plait/run/engine/doorbell.h"
+#include "plait/run/engine/stream_order.h"
 
 #include <ATen/core/TensorBody.h>
+#include <c10/core/DeviceType.h>
 
 #include <cstdint>
 #include <functional>
@@ -48,6 +51,7 @@ struct Routes {
   int num_ranks = 1;
   std::vector<Transfer> transfers;
   std::vector<CollectiveRoute> collectives;
+  c10::DeviceType device = c10::DeviceType::CPU;  ///< where the tensors lie
 };
 
 enum class WaitStatus : std::uint8_t {
@@ -91,12 +95,19 @@ class Transport {
   virtual void stop() = 0;
 };
 
-using TransportWrapper = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
+class ProcessGroup;
+/// \param processes  that run the ranks together; null: this process runs all. A call of all of them
+using TransportWrapper =
+    std::function<Result<std::unique_ptr<Transport>>(std::unique_ptr<Transport>, ProcessGroup* processes)>;
 
 /// Bytes of a message's elements.
 Bytes message_bytes(const Message& message);
 
-/// Threads of one process; buffers are handed over, never copied.
+/// Threads of one process; buffers are handed over, never copied, unless they lie on different devices.
 std::unique_ptr<Transport> make_in_process_transport(Routes routes);
+/// The same with another order between streams than the device's own; null: none.
+std::unique_ptr<Transport> make_in_process_transport(Routes routes, std::unique_ptr<StreamOrder> order);
+/// Marks that it needs.
+std::size_t num_stream_marks(const Routes& routes);
 
 }  // namespace plait

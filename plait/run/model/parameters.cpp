@@ -161,23 +161,27 @@ std::vector<ParameterSpec> parameter_specs(const ModelConfig& config) {
   return specs;
 }
 
-ParameterSet ParameterSet::create(const ModelConfig& config, const std::vector<int>& parts, ComputeType type) {
+ParameterSet ParameterSet::create(const ModelConfig& config, const std::vector<int>& parts, ComputeType type,
+                                  at::Device device) {
   const auto holds = [&](int part) { return std::find(parts.begin(), parts.end(), part) != parts.end(); };
   const int head = num_parts(config.num_layers) - 1;
   const std::string token_table = token_table_name(config);
-  return create(config, type, [&](const ParameterSpec& first) -> std::optional<Holding> {
+  const auto holding_of = [&](const ParameterSpec& first) -> std::optional<Holding> {
     const bool used_by_head = config.tied_head && holds(head) && first.name == token_table;
     const int num_uses = (holds(first.part) ? 1 : 0) + (used_by_head ? 1 : 0);
     if (num_uses == 0) return std::nullopt;
     return Holding{.share = {}, .num_uses = num_uses};
-  });
+  };
+  return create(config, type, holding_of, device);
 }
 
-ParameterSet ParameterSet::create(const ModelConfig& config, ComputeType type, const HoldingOf& holding_of) {
+ParameterSet ParameterSet::create(const ModelConfig& config, ComputeType type, const HoldingOf& holding_of,
+                                  at::Device device) {
   ParameterSet set;
   set.config_ = config;
   set.type_ = type;
-  const at::TensorOptions master = at::TensorOptions().dtype(master_type(type));
+  set.device_ = device;
+  const at::TensorOptions master = at::TensorOptions().dtype(master_type(type)).device(device);
   for (const TensorGroup& group : tensor_groups(config)) {
     const std::optional<Holding> holding = holding_of(group.front());
     if (!holding) continue;
@@ -192,7 +196,7 @@ ParameterSet ParameterSet::create(const ModelConfig& config, ComputeType type, c
       storage.master = at::zeros(storage.shape, master);
       storage.compute = master_type(type) == scalar_type(type)
                             ? storage.master
-                            : at::zeros(storage.shape, at::TensorOptions().dtype(scalar_type(type)));
+                            : at::zeros(storage.shape, master.dtype(scalar_type(type)));
       for (at::Tensor& grad : storage.grads) grad = at::zeros(storage.shape, master);
     }
     std::int64_t row = 0;

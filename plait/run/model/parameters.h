@@ -94,13 +94,15 @@ class ParameterSet {
  public:
   /// Allocates parameters and zero gradient accumulators for `parts` (chain indices, ascending). The values of the
   /// parameters are zero until initialize, or until someone copies into the masters and calls refresh_compute.
-  static ParameterSet create(const ModelConfig& config, const std::vector<int>& parts, ComputeType type);
+  static ParameterSet create(const ModelConfig& config, const std::vector<int>& parts, ComputeType type,
+                             at::Device device = at::kCPU);
 
   /// As above for tensors of which the rank keeps a share only, or which visit it.
   ///
   /// \param holding_of  how the rank holds the tensors of an allocation, asked with the first of them; none = not at all
   using HoldingOf = std::function<std::optional<Holding>(const ParameterSpec& first)>;
-  static ParameterSet create(const ModelConfig& config, ComputeType type, const HoldingOf& holding_of);
+  static ParameterSet create(const ModelConfig& config, ComputeType type, const HoldingOf& holding_of,
+                             at::Device device = at::kCPU);
 
   /// What the rank keeps: whole tensors and shards.
   [[nodiscard]] std::map<std::string, Parameter>& by_name() { return by_name_; }
@@ -111,6 +113,8 @@ class ParameterSet {
   /// The same; null if the set does not hold it.
   [[nodiscard]] ParameterStorage* find_storage(const std::string& first_name);
   [[nodiscard]] ComputeType type() const { return type_; }
+  /// Where all of it lies, and what is made beside it.
+  [[nodiscard]] at::Device device() const { return device_; }
 
   /// Fills each tensor with normal(0, initializer_range) values (norms 1, biases 0) drawn from a counter-based generator
   /// keyed by (seed, parameter name): the same for every layout. GPT-2 scales residual projections by 1/sqrt(2 layers).
@@ -122,6 +126,7 @@ class ParameterSet {
  private:
   ModelConfig config_;
   ComputeType type_ = ComputeType::kFloat32;
+  at::Device device_ = at::kCPU;
   std::map<std::string, Parameter> by_name_;
   std::map<std::string, ParameterStorage> storages_;  ///< by the name of the first tensor
 };

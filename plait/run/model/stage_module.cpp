@@ -40,7 +40,7 @@ StageModule::StageModule(const ModelConfig& config, PartRange parts, ParameterSe
       .config = config, .parameters = parameters, .options = options, .counts = &impl_->counts, .rotary = nullptr};
   if (config.family != ModelFamily::kGpt2) {
     const at::ScalarType type = parameters.type() == ComputeType::kFloat64 ? at::kDouble : at::kFloat;
-    shared.rotary = std::make_shared<kernels::RotaryTable>(config, type);
+    shared.rotary = std::make_shared<kernels::RotaryTable>(config, type, parameters.device());
   }
   std::size_t num_attn = 0;
   for (int idx = parts.begin; idx < parts.end; ++idx) {

@@ -5,12 +5,16 @@
 #include "plait/run/processes/mpi_requests.h"
 #include "plait/run/processes/mpi_transport.h"
 #include "plait/run/processes/mpi_world.h"
+#include "plait/run/processes/node_memory.h"
 #include "plait/run/processes/watch.h"
 
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <cstring>
+#include <optional>
+#include <random>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -135,6 +139,35 @@ class MpiGroup final : public JobProcesses, public MpiUser {
       return 1;
     }));
     return votes->most > 0;
+  }
+
+  Result<std::shared_ptr<std::byte>> share(std::size_t size) override {
+    // Behind the memory stands a number: another machine may have a process with that file too.
+    struct Card {
+      SharedMemory::Address address;
+      std::uint64_t probe = 0;
+    };
+    const std::size_t whole = size + sizeof(Card::probe);
+    std::optional<SharedMemory> memory;
+    Card card{.address = {}, .probe = std::random_device()()};
+    if (index() == 0) memory = SharedMemory::make(whole);
+    if (memory) {
+      card.address = memory->address();
+      std::memcpy(memory->data() + size, &card.probe, sizeof(card.probe));
+    }
+    PLAIT_TRY(const std::string told, broadcast(ByteWriter().put(card).take()));
+    card = ByteReader(told).get<Card>();
+    if (index() != 0 && card.address.file >= 0 && card.address.size == whole) memory = SharedMemory::map(card.address);
+    PLAIT_TRY(const bool is_missing,
+              any(!memory || std::memcmp(memory->data() + size, &card.probe, sizeof(card.probe)) != 0));
+    if (is_missing)
+      return make_error(
+          ErrorCode::kUnsupported, "processes.share",
+          "the processes have no memory in common, so links between them cannot be emulated; start all on "
+          "one machine that lets processes of one user share memory, or leave emulated links out");
+    memory->close_file();
+    auto kept = std::make_shared<SharedMemory>(std::move(*memory));
+    return std::shared_ptr<std::byte>(kept, kept->data());
   }
 
   void show(std::shared_ptr<RankBoard> board) override { watch_.show(std::move(board)); }

@@ -315,11 +315,34 @@ void Watch::read_peer(int process) {
   if (!left) lose(lost);
 }
 
+/// What a silent process's ranks waited for when it was last heard says nothing any more: they would be taken for waiting
+/// themselves, and another rank would be blamed.
+void Watch::forget_waits(int process) {
+  RankRange lost;
+  {
+    const std::lock_guard lock(board_mutex_);
+    if (board_ == nullptr) return;
+    lost = ranks_of_process(process, size_, static_cast<int>(board_->waits->size()));
+  }
+  Peer& peer = peers_[static_cast<std::size_t>(process)];
+  ByteWriter states;
+  for (ByteReader in(peer.states); !in.done();) {
+    auto beat = in.get<RankBeat>();
+    if (lost.contains(RankId{beat.rank})) beat.peer = kAbsent;
+    states.put(beat);
+  }
+  peer.states = states.take();
+  take_states(peer.states);
+}
+
 void Watch::look_for_silence() {
   const Clock::time_point now = Clock::now();
   for (int process = 0; process < size_; ++process) {
     Peer& peer = peers_[static_cast<std::size_t>(process)];
-    if (!peer.connection || peer.left || now - peer.heard < timeout_) continue;
+    if (!peer.connection || peer.left) continue;
+    constexpr int kMissed = 4;  // beats
+    if (now - peer.heard > kMissed * interval_) forget_waits(process);
+    if (now - peer.heard < timeout_) continue;
     lose({.process = process, .how = LostProcess::How::kSilent, .where = peer.where, .silence = now - peer.heard});
   }
 }

@@ -70,6 +70,7 @@ class Watch {
   void read_peer(int process);
   bool on_frame(int process, std::uint8_t kind, std::string_view payload);
   void send_beats();
+  void forget_waits(int process);
   void look_for_silence();
   void lose(const LostProcess& lost);
   void fail(const Error& error);

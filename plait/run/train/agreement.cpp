@@ -85,6 +85,7 @@ std::vector<Fact> facts_of(const TrainJob& job, const TrainOptions& options, con
       {"plait-run itself", own_digest()},
       {"the program", print_text(job.program.program())},
       {"the program of evaluations", text_of(job.forward)},
+      {"the program to compare with", text_of(job.other)},
       {"the model's config", model_config_json(job.model)},
       {"the initial weights", digest_of(job.initial)},
       {"the data", fmt::format("{} rows of {} tokens with CRC-64 {:016x}, {} for validation", start.data.num_rows,
@@ -117,6 +118,7 @@ std::vector<Fact> facts_of(const TrainJob& job, const TrainOptions& options, con
   add("--loss-chunk", text_of(options.engine.stage.loss_chunk));
   add("--slice-cut", fmt::format("{}", fmt::join(options.engine.slice_lengths, ",")));
   add("--timeout", options.engine.timeout_seconds);
+  facts.push_back({"the emulated link", options.links});
   return facts;
 }
 

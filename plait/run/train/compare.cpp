@@ -1,7 +1,12 @@
 #include "plait/run/train/compare.h"
 
+#include "plait/run/engine/engine_state.h"
+#include "plait/run/engine/process_group.h"
+
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <string>
 #include <utility>
 
 namespace plait {
@@ -12,6 +17,14 @@ StepResult median(std::vector<StepResult>& steps) {
   std::nth_element(steps.begin(), middle, steps.end(),
                    [](const StepResult& a, const StepResult& b) { return a.duration < b.duration; });
   return std::move(*middle);
+}
+
+/// The engine's weights and moments, on all processes.
+Result<std::map<std::string, ParameterState>> state_of(const Engine& engine, ProcessGroup* processes) {
+  PLAIT_TRY(auto state, engine.save());
+  if (processes == nullptr) return state;
+  PLAIT_TRY(const std::string told, processes->broadcast(processes->index() == 0 ? encode(state) : std::string()));
+  return decode_state(told);
 }
 
 }  // namespace
@@ -26,7 +39,7 @@ Result<Comparison> compare_steps(Engine& own, const VerifiedProgram& other, cons
   EngineOptions other_options = options;
   if (other.program().layout.num_slices != own.program().layout.num_slices) other_options.slice_lengths.clear();
   PLAIT_TRY(const std::unique_ptr<Engine> engine, Engine::create(other, model, other_options));
-  PLAIT_TRY(const auto state, own.save());
+  PLAIT_TRY(const auto state, state_of(own, options.processes.get()));
   PLAIT_TRY_VOID(engine->load(state, 1));
   std::vector<StepResult> own_steps;
   std::vector<StepResult> other_steps;

@@ -106,6 +106,7 @@ class Run {
   Result<> open_folder();
   Result<> do_steps(const std::function<bool()>& stop_requested);
   Result<> do_step();
+  std::string places_of_step(std::int64_t sample);
   Result<> pass_over(const StepResult& result);
   Result<> roll_back();
   Result<double> validate();
@@ -176,7 +177,7 @@ Result<> Run::check_inputs() const {
                           "schedule without slices",
                           layout.name, layout.num_slices);
   }
-  return check_vocabulary(job_.rows.tokens, job_.model.vocab_size, job_.rows.source);
+  return check_vocabulary(job_.rows, job_.model.vocab_size);
 }
 
 Result<> Run::find_start() {
@@ -318,8 +319,8 @@ Result<> Run::do_step() {
   const auto microbatches = step_microbatches(job_.rows, sampler_, state_.samples,
                                               job_.program.program().layout.num_microbatches, options_.microbatch_size);
   if (count_valid(microbatches) == 0)
-    return make_error(ErrorCode::kIo, "data.no_target", "{}: the mask leaves no target in the rows of step {}",
-                      job_.rows.source, state_.step + 1);
+    return make_error(ErrorCode::kIo, "data.no_target", "the mask leaves no target in the rows of step {}: {}",
+                      state_.step + 1, places_of_step(state_.samples));
   const double lr = learning_rate(options_.lr, state_.step);
   const bool is_profiled = profiled_step_ == state_.step + 1;
   if (is_profiled) engine_->record(Recording::kKernels);
@@ -361,11 +362,19 @@ Result<> Run::do_step() {
   return {};
 }
 
+/// Where the rows of the step that begins with a sample stand.
+std::string Run::places_of_step(std::int64_t sample) {
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(rows_per_step()));
+  for (std::int64_t& row : rows) row = sampler_.row_at(sample++);
+  return places_of(job_.rows, rows);
+}
+
 /// A step of which something was not finite.
 Result<> Run::pass_over(const StepResult& result) {
   PLAIT_TRY_VOID(finish_checkpoint());
   constexpr int kMostInARow = 10;
-  const std::string what = fmt::format("step {}: {}", state_.step + 1, result.not_finite);
+  const std::string what = fmt::format("step {}: {}; its rows are {}", state_.step + 1, result.not_finite,
+                                       places_of_step(state_.samples - rows_per_step()));
   const auto stop = [&](const std::string& why) {
     return make_error(ErrorCode::kIo, "train.diverged", "{}; {}; {}", what, why,
                       summary_.checkpoint.empty() ? "no checkpoint was written"

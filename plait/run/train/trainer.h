@@ -45,6 +45,7 @@ struct TrainOptions {
   CheckpointOptions checkpoint;
   OnNan on_nan = OnNan::kStop;
   EngineOptions engine;
+  std::string links = "none";       ///< the engine's emulated ones in words, which all processes must have alike
   std::string tokenizer = "bytes";  ///< for state.json
   /// A step that records its kernels.
   struct Profile {

@@ -62,7 +62,7 @@ TEST_F(TokenRowsTest, JsonRowsAreTakenAsTheyAre) {
 
 TEST_F(TokenRowsTest, OtherJsonIsRefusedAndSaysWhy) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"[[1, 2]", "not JSON"},
+      {R"({"tokens": [[1, 2], x]})", "not JSON from byte 20 on"},
       {R"({"rows": [[1, 2]]})", "no key \"tokens\""},
       {R"({"tokens": []})", "no list of rows"},
       {R"({"tokens": [[1]]})", "row 0 has 1 tokens"},
@@ -93,6 +93,7 @@ TEST_F(TokenRowsTest, BinFilesAreLittleEndian) {
   const auto odd = read_bin(write("abc"), BinType::kUint16);
   ASSERT_FALSE(odd);
   EXPECT_EQ(odd.error().rule, "data.size");
+  EXPECT_THAT(odd.error().message, HasSubstr("of the last one, at byte 2, only 1 bytes are there"));
 }
 
 TEST_F(TokenRowsTest, MissingAndEmptyFilesAreRefused) {
@@ -115,6 +116,20 @@ TEST_F(TokenRowsTest, IdsBeyondTheVocabularyAreRefusedWithTheirPlace) {
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().rule, "data.vocabulary");
   EXPECT_THAT(result.error().message, HasSubstr("t: token 2 has id 96, but the model's vocabulary ends at 95"));
+}
+
+TEST_F(TokenRowsTest, PlacesAreBytesWhereTokensHaveAWidth) {
+  const TokenRows wide = *cut_rows({0, 1, 2, 3, 4, 5, 6, 7, 8}, 2, "ids.bin", 4);
+  EXPECT_EQ(places_of(wide, std::vector<std::int64_t>{0, 3}), "ids.bin, bytes 0 to 11 and 24 to 35");
+  EXPECT_THAT(check_vocabulary(wide, 7).error().message,
+              HasSubstr("ids.bin: token 7, at byte 28, has id 7, but the model's vocabulary ends at 6"));
+  const TokenRows pieces = *cut_rows({0, 1, 2, 3, 4, 5, 6, 7, 8}, 2, "text");
+  EXPECT_EQ(places_of(pieces, std::vector<std::int64_t>{3}), "text, rows 3");
+  EXPECT_EQ(places_of(pieces, std::vector<std::int64_t>(10, 1)), "text, rows 1, 1, 1, 1, 1, 1, 1, 1 and 2 more");
+  EXPECT_THAT(check_vocabulary(pieces, 7).error().message, HasSubstr("text: token 7 has id 7"));
+  const TokenRows rows{.source = "rows.json", .tokens = {1, 2, 3, 4, 9, 6}, .stride = 3, .row_size = 3, .num_rows = 2};
+  EXPECT_THAT(check_vocabulary(rows, 7).error().message, HasSubstr("rows.json: row 1, token 1 has id 9"));
+  EXPECT_TRUE(check_vocabulary(rows, 10));
 }
 
 TEST_F(TokenRowsTest, TheValidationRowsAreTheLastFraction) {

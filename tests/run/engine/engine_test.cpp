@@ -98,7 +98,7 @@ class DamagingTransport final : public Transport {
 TEST(Engine, ASilentRankIsNamedAndTheEngineIsDeadAfterwards) {
   const Value lost = Value::activation(EdgeId{0}, MicrobatchId{1}, SliceId{0});
   EngineOptions options{.type = ComputeType::kFloat64, .timeout_seconds = 0.2};
-  options.wrap_transport = [&](std::unique_ptr<Transport> inner) {
+  options.wrap_transport = [&](std::unique_ptr<Transport> inner, ProcessGroup*) -> std::unique_ptr<Transport> {
     return std::make_unique<LosingTransport>(std::move(inner), lost);
   };
   const auto engine = make_engine(program("1f1b", 3, 4, 3), tiny_config(3, HeadTying::kUntied), options);
@@ -147,7 +147,7 @@ TEST(Engine, ARankThatHangsIsNamedByTheOneThatWaitsForIt) {
 
 Error damaged(const DamagingTransport::Damage& damage) {
   EngineOptions options{.type = ComputeType::kFloat64};
-  options.wrap_transport = [&](std::unique_ptr<Transport> inner) {
+  options.wrap_transport = [&](std::unique_ptr<Transport> inner, ProcessGroup*) -> std::unique_ptr<Transport> {
     return std::make_unique<DamagingTransport>(std::move(inner), damage);
   };
   const auto engine = make_engine(program("gpipe", 2, 2, 2), tiny_config(2, HeadTying::kUntied), options);

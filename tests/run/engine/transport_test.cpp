@@ -184,11 +184,16 @@ TEST(InProcessTransport, AnAbsentMemberIsNamed) {
   EXPECT_EQ(transport->awaited(0, RankId{0}), RankId{1});
 }
 
+std::unique_ptr<Transport> emulated(EmulatedLink link, Routes routes) {
+  auto wrapped = emulate_links(link)(make_in_process_transport(std::move(routes)), nullptr);
+  return std::move(wrapped.value());
+}
+
 TEST(EmulatedLinks, AMessageArrivesAfterLatencyAndTransmission) {
   constexpr auto kLatency = std::chrono::milliseconds(3);
   // 16 bytes at 4000 B/s: 4 ms each; two in a row on one link: 8 ms and the latency.
-  auto transport = emulate_links(EmulatedLink{.latency = Nanos{std::chrono::nanoseconds(kLatency).count()},
-                                              .bytes_per_second = 4000})(make_in_process_transport(two_ranks(2)));
+  const auto transport =
+      emulated({.latency = Nanos{std::chrono::nanoseconds(kLatency).count()}, .bytes_per_second = 4000}, two_ranks(2));
   transport->begin_step();
   const auto start = Clock::now();
   transport->send(0, message_of(0));
@@ -202,9 +207,8 @@ TEST(EmulatedLinks, AMessageArrivesAfterLatencyAndTransmission) {
 }
 
 TEST(EmulatedLinks, ALinkSlowerThanTheTimeoutTimesOut) {
-  auto transport =
-      emulate_links(EmulatedLink{.latency = Nanos{std::chrono::nanoseconds(std::chrono::hours(1)).count()}})(
-          make_in_process_transport(two_ranks(1)));
+  const auto transport =
+      emulated({.latency = Nanos{std::chrono::nanoseconds(std::chrono::hours(1)).count()}}, two_ranks(1));
   transport->begin_step();
   transport->send(0, message_of(0));
   Message received;

@@ -3,6 +3,7 @@
 //     probe grid RANKS PART PARTS   every registered schedule over RANKS ranks; the PART-th of PARTS parts of the list
 //     probe collectives             every kind, sizes small and large, with and without members that take no part
 //     probe messages                messages of many forms and sizes
+//     probe links                   emulated links and ports, over four ranks: nothing arrives before its time
 //     probe not-finite FOLDER       runs that pass over batches whose loss or gradient is not finite
 //
 // With "over-mpi" in front of these words the processes speak as if each was on a machine of its own.
@@ -10,6 +11,8 @@
 // Prints "same NAME" or "differs NAME: what" a case, and "cases N" at the end; exits with 1 if anything differs.
 
 #include "plait/base/files.h"
+#include "plait/run/engine/byte_stream.h"
+#include "plait/run/engine/delayed_transport.h"
 #include "plait/run/engine/rank_threads.h"
 #include "plait/run/processes/mpi_group.h"
 
@@ -23,6 +26,10 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -345,6 +352,80 @@ Result<> check_messages(const std::shared_ptr<JobProcesses>& job) {
   return {};
 }
 
+/// Ranks 0 and 1, then 2 and 3, are groups. Both of the first send 10,000 bytes to the second, at 100,000 bytes/s and 50 ms:
+/// they leave by one port one after the other, whatever processes they are in. Then all reduce.
+Result<> check_links(const std::shared_ptr<JobProcesses>& job) {
+  constexpr std::chrono::milliseconds kBusy{100};
+  constexpr std::chrono::milliseconds kLatency{50};
+  Routes routes{.num_ranks = 4, .transfers = {}, .collectives = {}};
+  for (const int rank : {0, 1})
+    routes.transfers.push_back({.source = RankId{rank},
+                                .destination = RankId{rank + 2},
+                                .value = Value::activation(EdgeId{0}, MicrobatchId{rank}, SliceId{0})});
+  routes.collectives.push_back({.kind = CollectiveKind::kAllReduce,
+                                .members = {RankId{0}, RankId{1}, RankId{2}, RankId{3}},
+                                .root = RankId{0},
+                                .value = Value::norm()});
+  const RankRange here = ranks_of_process(job->index(), job->size(), routes.num_ranks);
+  PLAIT_TRY(auto inner, job->open(routes, here));
+  const EmulatedLink outer{.latency = Nanos{std::chrono::nanoseconds(kLatency).count()}, .bytes_per_second = 1e5};
+  PLAIT_TRY(const auto transport,
+            emulate_cluster({.ranks_per_group = 2, .inner = {}, .outer = outer})(std::move(inner), job.get()));
+  for (int step = 0; step < 3; ++step) {
+    transport->begin_step();
+    PLAIT_TRY_VOID(job->meet());
+    const Clock::time_point deadline = Clock::now() + std::chrono::seconds(30);
+    // Of each rank: when it sent or had received, entered, and was through.
+    std::vector<std::array<std::int64_t, 3>> times(static_cast<std::size_t>(here.size()));
+    std::atomic<bool> late = false;
+    RankThreads threads(RankId{here.begin}, here.size());
+    threads.run([&](RankId rank) {
+      auto& mine = times[rank.index() - static_cast<std::size_t>(here.begin)];
+      const TransferId id = rank.value() % 2;
+      const auto now = [] { return Clock::now().time_since_epoch().count(); };
+      if (rank.value() < 2) {
+        mine[0] = now();
+        transport->send(id, {.value = routes.transfers[static_cast<std::size_t>(id)].value,
+                             .tensors = {elements(2500, 1, 0, at::kFloat)},
+                             .counts = {}});
+      } else {
+        Message message;
+        transport->post_receive(id);
+        late = late || transport->receive(id, message, deadline) != WaitStatus::kReady;
+        mine[0] = now();
+      }
+      const at::Tensor summand = elements(100, rank.value(), 0, at::kFloat);
+      mine[1] = now();
+      transport->enter(0, rank, {&summand, 1});
+      late = late || transport->finish(0, rank, deadline) != WaitStatus::kReady;
+      mine[2] = now();
+      if (rank.value() < 2) late = late || transport->wait_sent(id, deadline) != WaitStatus::kReady;
+    });
+    if (late) return make_error(ErrorCode::kTimeout, "probe", "something did not arrive");
+    PLAIT_TRY(const auto all, job->gather(ByteWriter().put_list(times).take()));
+    std::vector<std::array<std::int64_t, 3>> of_all;
+    for (const std::string& bytes : all)
+      for (const auto& one : ByteReader(bytes).get_list<std::array<std::int64_t, 3>>()) of_all.push_back(one);
+    if (of_all.empty()) continue;
+    const auto since = [](std::int64_t from, std::int64_t to) { return Clock::duration(to - from); };
+    const auto last = std::max(of_all[2][0], of_all[3][0]);
+    const Clock::duration both = since(std::min(of_all[0][0], of_all[1][0]), last);
+    say(*job, fmt::format("port of step {}", step),
+        both >= 2 * kBusy + kLatency ? "" : fmt::format("{} ns for both", both.count()));
+    std::int64_t all_in = 0;
+    std::int64_t first_out = of_all[0][2];
+    for (const auto& one : of_all) {
+      all_in = std::max(all_in, one[1]);
+      first_out = std::min(first_out, one[2]);
+    }
+    // Twice three hops, each with a quarter of 400 bytes.
+    const Clock::duration ring = 6 * (kLatency + std::chrono::milliseconds(1));
+    say(*job, fmt::format("ring of step {}", step),
+        since(all_in, first_out) >= ring ? "" : fmt::format("{} ns", (first_out - all_in)));
+  }
+  return {};
+}
+
 /// A run folder's bytes, but for times.
 std::string bytes_of(const std::filesystem::path& run) {
   std::string all;
@@ -384,6 +465,7 @@ Result<> check_not_finite(const std::shared_ptr<JobProcesses>& job, const std::f
 Result<> run(const std::shared_ptr<JobProcesses>& job, const std::vector<std::string>& words) {
   if (words.at(0) == "not-finite") return check_not_finite(job, words.at(1));
   if (words.at(0) == "collectives") return check_collectives(job);
+  if (words.at(0) == "links") return check_links(job);
   if (words.at(0) == "messages") return check_messages(job);
   return run_grid(job, std::atoi(words.at(1).c_str()), std::atoi(words.at(2).c_str()), std::atoi(words.at(3).c_str()));
 }

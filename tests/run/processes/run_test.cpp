@@ -124,6 +124,49 @@ TEST_F(ProcessRun, RestartsSmallerWhereAProcessStaysAway) {
   EXPECT_THAT(refused.err, Not(HasSubstr("trying 2")));
 }
 
+double least(const std::vector<double>& values) {
+  return *std::min_element(values.begin(), values.end());
+}
+
+TEST_F(ProcessRun, EmulatedLinksDelayAsBetweenThreads) {
+  // Forward and back over three links; and a gather and a reduction of a ring of four ranks at least.
+  constexpr double kLatency = 0.02;
+  constexpr double kLeast = 6 * kLatency;
+  for (const std::string schedule : {"1f1b", "fsdp"}) {
+    SCOPED_TRACE(schedule);
+    const Words more = {"--schedule", schedule, "--microbatches", "4"};
+    ASSERT_EQ(run_alone(flags(schedule, 3, more)).exit_code, 0);
+    EXPECT_LT(least(column(metrics_of(folder_ / schedule), "step_s")), kLeast);
+    for (const std::string processes : {"0", "2", "4"}) {
+      const std::string out = schedule + processes;
+      const JobResult result =
+          run_alone(flags(out, 3, more + Words{"--link-latency", "20ms", "--link", "1GB/s", "--processes", processes}));
+      ASSERT_EQ(result.exit_code, 0) << result.err;
+      expect_same_run(out, schedule, 3);
+      EXPECT_GE(least(column(metrics_of(folder_ / out), "step_s")), kLeast) << processes;
+    }
+  }
+}
+
+TEST_F(ProcessRun, ComparesWithAnotherScheduleAsThreadsDo) {
+  const Words more = {"--microbatches", "4", "--format", "json", "--compare", "gpipe"};
+  const auto report = [&](const std::string& processes) {
+    const JobResult result = run_alone(flags("run" + processes, 3, more + Words{"--processes", processes}));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out);
+  };
+  const nlohmann::json threads = report("0");
+  for (const std::string processes : {"2", "4"}) {
+    const nlohmann::json result = report(processes);
+    ASSERT_EQ(result.at("comparison").size(), 2U);
+    for (std::size_t i = 0; i < 2; ++i)
+      for (const char* key : {"schedule", "bytes_moved"})
+        EXPECT_EQ(result.at("comparison")[i].at(key), threads.at("comparison")[i].at(key)) << key;
+    expect_same_run("run" + processes, "run0", 3);
+  }
+  EXPECT_EQ(run_alone(flags("none", 2, {"--processes", "2", "--compare", "none"})).exit_code, 0);
+}
+
 TEST_F(ProcessRun, GoesOnFromTheCheckpointBeforeADamagedOne) {
   const Words more = {"--checkpoint-every", "3", "--lr-schedule", "constant"};
   ASSERT_EQ(run_alone(flags("whole", 9, more)).exit_code, 0);
@@ -163,6 +206,8 @@ TEST_F(ProcessRun, RefusesProcessesThatWereGivenDifferentThings) {
   expect_refused({"--lr", "2e-2"}, "--lr is 0.02, not 0.01");
   expect_refused({"--schedule", "gpipe"}, "the program, line ");
   expect_refused({"--hidden", "32"}, "the model's config, line ");
+  expect_refused({"--compare", "gpipe"}, "the program to compare with, line ");
+  expect_refused({"--link", "1GB/s"}, "the emulated link is ");
   spill(folder_ / "other", sample_text(6000) + "x");
   std::string text = sample_text(6000);
   text[100] = 'x';
@@ -177,7 +222,7 @@ TEST_F(ProcessRun, RefusesMoreProcessesThanRanksAndWhatDoesNotGoTogether) {
     EXPECT_THAT(result.err, HasSubstr(what));
   };
   refused({"--processes", "5"}, "5 processes for 4 ranks");
-  refused({"--processes", "2", "--link", "1GB/s"}, "--link does not go with several processes");
+  refused({"--processes", "2", "--link", "fast"}, "fast");
   refused({"--restarts", "2"}, "--restarts goes with --processes");
   refused({"--processes", "2", "--min-ranks", "2"}, "--min-ranks goes with --restarts");
   EXPECT_FALSE(fs::exists(folder_ / "run"));

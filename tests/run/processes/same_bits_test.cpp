@@ -61,6 +61,10 @@ TEST(Collectives, OverProcessesEqualThoseOverThreads) {
   for (const int processes : {2, 3, 5}) expect_all_same(processes, {"collectives"}, 2 * processes);
 }
 
+TEST(Links, ArePassedInTurnAndPortsAreSharedByProcesses) {
+  for (const int processes : {2, 4}) expect_all_same(processes, {"links"}, 6);
+}
+
 TEST(Messages, ArriveAsTheyWere) {
   expect_all_same(2, {"messages"}, 4);
   expect_all_same(2, {"over-mpi", "messages"}, 4);

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -72,7 +73,7 @@ TEST_F(BadInput, TokenIdsBeyondTheVocabulary) {
   const CommandResult result = run_command({"train", "--tokens", (folder_ / "rows.json").string(), "--vocab", "256",
                                             "--hidden", "16", "--heads", "2", "--out", (folder_ / "out").string()});
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_THAT(result.err, HasSubstr("token 5 has id 300, but the model's vocabulary ends at 255"));
+  EXPECT_THAT(result.err, HasSubstr("row 1, token 2 has id 300, but the model's vocabulary ends at 255"));
   EXPECT_FALSE(fs::exists(folder_ / "out"));
   std::string ids(200, '\0');
   ids[101] = '\x01';  // 256 in place 50
@@ -80,7 +81,7 @@ TEST_F(BadInput, TokenIdsBeyondTheVocabulary) {
   const CommandResult bin = run_command({"train", "--bin", (folder_ / "ids.bin").string(), "--seq", "8", "--vocab",
                                          "256", "--hidden", "16", "--heads", "2", "--out", (folder_ / "out").string()});
   EXPECT_EQ(bin.exit_code, 3);
-  EXPECT_THAT(bin.err, HasSubstr("token 50 has id 256"));
+  EXPECT_THAT(bin.err, HasSubstr("ids.bin: token 50, at byte 100, has id 256"));
   EXPECT_FALSE(fs::exists(folder_ / "out"));
 }
 
@@ -128,6 +129,8 @@ TEST_F(BadInput, RefusedFlags) {
   expect_refused({"--microbatch-size", "-1"}, 2, {"--microbatch-size"});
   expect_refused({"--schedule", "nonesuch"}, 2, {"nonesuch"});
   expect_refused({"--dtype", "fp8"}, 2, {"--dtype"});
+  expect_refused({"--device", "tpu"}, 2, {"--device"});
+  expect_refused({"--device", "cuda", "--processes", "2"}, 2, {"--device cuda does not go with --processes"});
   expect_refused({"--compare", "nonesuch"}, 2, {"nonesuch"});
   expect_refused({"--document-end", "999"}, 2, {"--document-end 999", "256 entries"});
   expect_refused({"--document-end", "10", "--schedule", "seq1f1b", "--slices", "2"}, 2, {"seq1f1b", "2 slices"});
@@ -144,6 +147,12 @@ TEST_F(BadInput, RefusedFlags) {
   const CommandResult unknown = run_command({"frobnicate"});
   EXPECT_EQ(unknown.exit_code, 2);
   EXPECT_THAT(unknown.err, HasSubstr("frobnicate"));
+}
+
+TEST_F(BadInput, WithoutAGpuCudaIsRefusedInOneLine) {
+  ::setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);  // where there is one
+  expect_refused({"--device", "cuda"}, 2, {"[device.missing]", "--device cpu"});
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
 }
 
 TEST_F(BadInput, AFullDiskLeavesNoPartialCheckpoint) {

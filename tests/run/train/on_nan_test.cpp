@@ -72,6 +72,7 @@ TEST_P(OnNanTest, SkipPassesOverTheBatchAndCountsIt) {
                                         std::pair(5, 0), std::pair(6, 1)));
   EXPECT_EQ(notes_.notes.size(), 3U);
   EXPECT_THAT(notes_.notes[0], HasSubstr("its 8 rows are passed over and nothing is updated"));
+  EXPECT_THAT(notes_.notes[0], HasSubstr("its rows are rows, rows 24, 25, 26, 27, 28, 29, 30 and 31;"));
   expect_as_without("run", {3, 4, 7});
 }
 

@@ -6,6 +6,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty.h>
@@ -83,6 +85,28 @@ bool has_loops(std::initializer_list<const at::Tensor*> tensors) {
   return true;
 }
 
+/// Whether torch's flash attention takes these heads: 16 bits on a GPU, of a size that is whole vectors.
+bool has_flash(const at::Tensor& q) {
+  constexpr std::int64_t kMultiple = 8;
+  constexpr std::int64_t kLargest = 256;
+  return q.is_cuda() && q.scalar_type() == at::kBFloat16 && q.size(3) % kMultiple == 0 && q.size(3) <= kLargest;
+}
+
+AttentionResult flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Mask mask) {
+  auto results = at::_scaled_dot_product_flash_attention(q, k, v, /*dropout_p=*/0.0, mask == Mask::kCausal);
+  return {.out = std::move(std::get<0>(results)), .lse = std::move(std::get<1>(results))};
+}
+
+AttentionGrads flash_attention_grad(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                                    const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse, Mask mask) {
+  // The state of the generator: not read without dropout.
+  const at::Tensor unread = at::empty({2}, q.options().dtype(at::kLong));
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_backward(
+      dout, q, k, v, out, lse, /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, q.size(2), k.size(2), /*dropout_p=*/0.0,
+      mask == Mask::kCausal, unread, unread);
+  return {.q = std::move(dq), .k = std::move(dk), .v = std::move(dv)};
+}
+
 cpu::AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, Mask mask) {
   return {.batch = q.size(0),
           .heads = q.size(1),
@@ -102,6 +126,7 @@ at::Tensor empty_heads(const at::Tensor& like) {
 
 AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Mask mask) {
   const KernelScope timed(KernelKind::kAttention);
+  if (has_flash(q)) return flash_attention(q, k, v, mask);
   if (!q.device().is_cpu()) return attention_reference(q, k, v, mask);
   if (!has_loops({&q, &k, &v})) {
     auto [out, lse] =
@@ -122,6 +147,7 @@ AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 AttentionGrads attention_grad(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const at::Tensor& out, const at::Tensor& lse, Mask mask) {
   const KernelScope timed(KernelKind::kAttentionGrad);
+  if (has_flash(q)) return flash_attention_grad(dout, q, k, v, out, lse, mask);
   if (!q.device().is_cpu()) return attention_grad_reference(dout, q, k, v, out, lse, mask);
   if (!has_loops({&q, &k, &v, &dout, &out}) || !lse.is_contiguous()) {
     auto [dq, dk, dv] =

@@ -96,6 +96,8 @@ void accumulate_weight_grad(const at::Tensor& grad, const at::Tensor& x, const a
   const at::Tensor& columns = layout == WeightLayout::kOutIn ? x : dy;
   if (grad.scalar_type() == rows.scalar_type())
     grad.addmm_(rows.t(), columns);
+  else if (grad.is_cuda())
+    grad.add_(at::mm(rows.t(), columns, grad.scalar_type()));  // not rounded on its way
   else if (!accumulate_bf16_product(grad, rows, columns))
     grad.add_(at::mm(rows.t(), columns));
 }

@@ -149,7 +149,8 @@ at::Tensor cross_entropy_grad(at::Tensor logits, const at::Tensor& lse, const at
 }
 
 void accumulate_rows(const at::Tensor& grad, const at::Tensor& ids, const at::Tensor& dx) {
-  grad.index_add_(0, ids.reshape({-1}), dx.reshape({-1, dx.size(-1)}).to(grad.scalar_type()));
+  // Not index_add_, which on a GPU adds in the order of the moment.
+  grad.index_put_({ids.reshape({-1})}, dx.reshape({-1, dx.size(-1)}).to(grad.scalar_type()), /*accumulate=*/true);
 }
 
 }  // namespace plait::kernels::reference

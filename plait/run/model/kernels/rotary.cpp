@@ -65,8 +65,8 @@ std::vector<double> rotary_frequencies(const ModelConfig& config) {
   return frequencies;
 }
 
-RotaryTable::RotaryTable(const ModelConfig& config, at::ScalarType type)
-    : frequencies_(rotary_frequencies(config)), type_(type) {}
+RotaryTable::RotaryTable(const ModelConfig& config, at::ScalarType type, at::Device device)
+    : frequencies_(rotary_frequencies(config)), type_(type), device_(device) {}
 
 RotaryTable::Rows RotaryTable::rows(std::int64_t first, std::int64_t count) {
   const std::int64_t known = cos_.defined() ? cos_.size(0) : 0;
@@ -86,8 +86,8 @@ void RotaryTable::grow(std::int64_t positions) {
       *cos_values++ = std::cos(angle);
       *sin_values++ = std::sin(angle);
     }
-  cos_ = cos.to(type_);
-  sin_ = sin.to(type_);
+  cos_ = cos.to(type_).to(device_);
+  sin_ = sin.to(type_).to(device_);
 }
 
 void rotate(const at::Tensor& out, const at::Tensor& heads, const RotaryTable::Rows& rows) {

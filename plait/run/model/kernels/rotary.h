@@ -16,7 +16,7 @@ std::vector<double> rotary_frequencies(const ModelConfig& config);
 /// cos and sin of position times frequency, as far as positions have been asked for.
 class RotaryTable {
  public:
-  RotaryTable(const ModelConfig& config, at::ScalarType type);
+  RotaryTable(const ModelConfig& config, at::ScalarType type, at::Device device = at::kCPU);
 
   struct Rows {
     at::Tensor cos;  ///< [T,H/2] of the statistics type
@@ -29,6 +29,7 @@ class RotaryTable {
   void grow(std::int64_t positions);
   std::vector<double> frequencies_;
   at::ScalarType type_;
+  at::Device device_;
   at::Tensor cos_;
   at::Tensor sin_;
 };

@@ -65,7 +65,7 @@ class Head final : public PartModule {
       *context.weight_stash = std::move(normed.statistics);
       for (const at::Tensor& kept : {x, dnormed, whole}) context.weight_stash->push_back(kept);
       if (!is_whole) {
-        // W makes the gradient of the logits again, chunk by chunk.
+        // W makes the gradient of the logits again, chunk by chunk. The scale stays on the host, which reads it.
         const at::Tensor scale = at::scalar_tensor(rows.loss_scale, at::TensorOptions().dtype(at::kDouble));
         for (const at::Tensor& kept : {at::cat(lse), rows.targets.clone(), scale})
           context.weight_stash->push_back(kept);
@@ -141,7 +141,7 @@ class Head final : public PartModule {
   template <class Use>
   at::Tensor input_grads(const Rows& rows, at::Tensor& loss, const Use& use) const {
     at::Tensor dnormed = at::empty_like(rows.normed);
-    loss = at::scalar_tensor(0.0, at::TensorOptions().dtype(at::kDouble));
+    loss = at::scalar_tensor(0.0, rows.normed.options().dtype(at::kDouble));
     for_chunks(rows.normed.size(0), rows.chunk, [&](std::int64_t first, std::int64_t count) {
       const at::Tensor targets = rows.targets.narrow(0, first, count);
       at::Tensor logits = projection_.forward(rows.normed.narrow(0, first, count));
@@ -158,7 +158,7 @@ class Head final : public PartModule {
 
   /// Forward only: never holds more than a chunk of the logits.
   [[nodiscard]] at::Tensor loss_in_chunks(const at::Tensor& x, const at::Tensor& targets) const {
-    at::Tensor total = at::scalar_tensor(0.0, at::TensorOptions().dtype(at::kDouble));
+    at::Tensor total = at::scalar_tensor(0.0, x.options().dtype(at::kDouble));
     for_chunks(x.size(0), options_.loss_chunk.value_or(own_chunk()), [&](std::int64_t first, std::int64_t count) {
       const at::Tensor logits = projection_.forward(norm_.forward(x.narrow(0, first, count)).y);
       total.add_(kernels::cross_entropy(logits, targets.narrow(0, first, count)).loss);
