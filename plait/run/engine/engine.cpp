@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <mutex>
 #include <utility>
@@ -169,6 +170,7 @@ class RankEngine final : public Engine {
     PLAIT_TRY(StepData data, cut_microbatches(microbatches, main_->program.layout, config_, options_));
     Clock::time_point start = Clock::now();
     PLAIT_TRY_VOID(run(*main_, std::move(data.slices), learning_rate, start));
+    const BoardShown shown(processes_);
     StepResult result{.valid_tokens = data.valid_tokens,
                       .duration = Nanos{std::chrono::nanoseconds(Clock::now() - start).count()}};
     PLAIT_TRY(std::vector<RankReport> reports, reports_of_all(*main_));
@@ -195,6 +197,7 @@ class RankEngine final : public Engine {
     PLAIT_TRY(StepData data, cut_microbatches(microbatches, program_run.program.layout, config_, options_));
     Clock::time_point start = Clock::now();
     PLAIT_TRY_VOID(run(program_run, std::move(data.slices), 0, start));
+    const BoardShown shown(processes_);
     PLAIT_TRY(const std::vector<RankReport> reports, reports_of_all(program_run));
     Totals totals;
     if (!reports.empty()) totals.loss_sum = loss_sum(reports);
@@ -311,8 +314,11 @@ class RankEngine final : public Engine {
       }
       throw;
     }
+    if (!first) {
+      ended_.store(Clock::now().time_since_epoch().count(), std::memory_order_release);
+      return {};
+    }
     if (processes_ != nullptr) processes_->hide();
-    if (!first) return {};
     return die(*first);
   }
 
@@ -323,15 +329,19 @@ class RankEngine final : public Engine {
       return {};
     }
     auto board = std::make_shared<RankBoard>();
-    *board = RankBoard{.waits = &waits_,
-                       .here = here_,
-                       .explain =
-                           [this, &program_run](const LostProcess& lost) {
-                             const auto num_ranks = static_cast<int>(waits_.size());
-                             return explain_loss(program_run.program, waits_, lost,
-                                                 ranks_of_process(lost.process, processes_->size(), num_ranks), here_);
-                           },
-                       .stop = [&program_run] { program_run.transport->stop(); }};
+    *board = RankBoard{
+        .waits = &waits_,
+        .here = here_,
+        .explain =
+            [this, &program_run](const LostProcess& lost) {
+              const auto num_ranks = static_cast<int>(waits_.size());
+              return explain_loss(program_run.program, waits_, lost,
+                                  ranks_of_process(lost.process, processes_->size(), num_ranks), here_);
+            },
+        .stop = [&program_run] { program_run.transport->stop(); },
+        .overdue = [this, &program_run, seen = std::vector<std::int32_t>(waits_.size()),
+                    moved = Clock::time_point()]() mutable { return overdue(program_run.program, seen, moved); }};
+    ended_.store(0);
     processes_->show(std::move(board));
     program_run.transport->begin_step();
     const Result<> met = processes_->meet();
@@ -343,6 +353,32 @@ class RankEngine final : public Engine {
     return {};
   }
 
+  /// Others are waiting for the end of the step, and a rank of them does not come to its.
+  /// \param seen  positions of all ranks when last asked \param moved  when one of them last changed
+  std::optional<Error> overdue(const Program& program, std::vector<std::int32_t>& seen,
+                               Clock::time_point& moved) const {
+    const std::int64_t ended = ended_.load(std::memory_order_acquire);
+    if (ended == 0) return std::nullopt;
+    const Clock::time_point now = Clock::now();
+    std::optional<RankId> behind;
+    for (std::size_t at = 0; at < waits_.size(); ++at) {
+      const RankId rank{static_cast<std::int32_t>(at)};
+      if (here_.contains(rank)) continue;
+      const std::int32_t position = waits_[at].position.load(std::memory_order_relaxed);
+      if (std::exchange(seen[at], position) != position) moved = now;
+      if (!behind && static_cast<std::size_t>(position) < program.rows[at].size()) behind = rank;
+    }
+    const Clock::duration still = now - std::max(moved, Clock::time_point(Clock::duration(ended)));
+    const double seconds = std::chrono::duration<double>(still).count();
+    if (!behind || seconds < options_.timeout_seconds) return std::nullopt;
+    return make_error(
+        ErrorCode::kTimeout, "engine.timeout",
+        "{}: rank {} has been there for {:.3f} s (limit {:.3f} s), and all others wait for the end of the "
+        "step; see why it hangs, or allow more time",
+        place_in_row(program, *behind, static_cast<std::size_t>(seen[behind->index()])), behind->value(), seconds,
+        options_.timeout_seconds);
+  }
+
   /// Of the errors of several processes the first one counts.
   Error die(Error error) {
     if (processes_ != nullptr) {
@@ -352,6 +388,20 @@ class RankEngine final : public Engine {
     dead_ = error;
     return error;
   }
+
+  /// Others see how far the ranks are until all processes know the step's outcome: a rank may hang when none waits for it.
+  class BoardShown {
+   public:
+    explicit BoardShown(ProcessGroup* processes) : processes_(processes) {}
+    ~BoardShown() {
+      if (processes_ != nullptr) processes_->hide();
+    }
+    BoardShown(const BoardShown&) = delete;
+    BoardShown& operator=(const BoardShown&) = delete;
+
+   private:
+    ProcessGroup* processes_;
+  };
 
   /// What all processes know of a step.
   struct Totals {
@@ -432,6 +482,7 @@ class RankEngine final : public Engine {
   std::unique_ptr<ProgramRun> main_;
   std::unique_ptr<ProgramRun> forward_;  ///< the last other program of eval_step
   Recording recording_ = Recording::kOff;
+  std::atomic<std::int64_t> ended_ = 0;  ///< Clock ticks: all ranks here are through with the step; 0: not yet
   std::optional<Error> dead_;
 };
 

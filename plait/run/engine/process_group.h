@@ -53,6 +53,8 @@ struct RankBoard {
   RankRange here;
   std::function<Error(const LostProcess&)> explain;  ///< what the loss means for the step; from any thread
   std::function<void()> stop;                        ///< ends the step's waits; from any thread
+  /// Whether a rank elsewhere keeps all from the end of the step, though no rank here waits for it. Asked by one thread.
+  std::function<std::optional<Error>()> overdue;
 };
 
 /// The processes of one job. Each runs some of the ranks of a program, as threads.

@@ -56,6 +56,7 @@ Result<> RowRunner::run() {
     position_ = row_.instrs.empty() ? 0 : row_.instrs.size() - 1;
     if (!end_row()) return failure_;
   }
+  shown.position.store(static_cast<std::int32_t>(row_.instrs.size()), std::memory_order_relaxed);
   return {};
 }
 

@@ -347,6 +347,21 @@ void Watch::look_for_silence() {
   }
 }
 
+void Watch::look_for_overdue() {
+  std::optional<Error> overdue;
+  {
+    const std::lock_guard lock(board_mutex_);
+    if (board_ != nullptr && board_->overdue) overdue = board_->overdue();
+  }
+  if (!overdue || failure()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    reports_.push_back(*overdue);
+  }
+  fail(*overdue);
+  wake();
+}
+
 void Watch::loop() {
   pthread_setname_np(pthread_self(), "plait-watch");
   Clock::time_point next_beat = Clock::now();
@@ -376,6 +391,7 @@ void Watch::loop() {
       next_beat = Clock::now() + interval_;
     }
     look_for_silence();
+    look_for_overdue();
     std::function<void(const Error&)> end;
     std::optional<Error> failed;
     {

@@ -72,6 +72,7 @@ class Watch {
   void send_beats();
   void forget_waits(int process);
   void look_for_silence();
+  void look_for_overdue();
   void lose(const LostProcess& lost);
   void fail(const Error& error);
   void tell_others(std::uint8_t kind, const std::string& payload, int except);

@@ -70,7 +70,7 @@ TEST_P(Killed, IsReportedByAllOthers) {
   const int victim = GetParam();
   const JobResult result = disturb(victim, [](pid_t process) { ::kill(process, SIGKILL); });
   expect_reported(result, victim, "process " + std::to_string(victim) + " (");
-  const std::string seen = "last seen: rank " + std::to_string(victim) + ", position ";
+  const std::string seen = "last seen: rank " + std::to_string(victim) + ", ";
   for (int process = 0; process < 4; ++process)
     if (process != victim && line_of(result, process).find("no step was running") == std::string::npos) {
       EXPECT_THAT(line_of(result, process), HasSubstr(seen));
@@ -119,6 +119,20 @@ TEST_F(Failure, ARankThatHangsIsReportedByAll) {
   reaper.join();
   // It may hang while it waits itself; then it is the one that waits in vain.
   expect_reported(result, -1, "rank 2");
+}
+
+// All others are through with their rows: no rank waits for it, only the end of the step does.
+TEST(HangAtTheEnd, IsReportedByAll) {
+  ASSERT_TRUE(has_mpirun()) << "there is no mpirun; scripts/setup installs it";
+  const JobResult result = run_job(4, {PLAIT_PROBE, "hang"});
+  EXPECT_NE(result.exit_code, 0) << result.out;
+  for (int process = 0; process < 4; ++process) {
+    const std::size_t at = result.err.find("process " + std::to_string(process) + ": ");
+    ASSERT_NE(at, std::string::npos) << process << '\n' << result.err;
+    const std::string line = result.err.substr(at, result.err.find('\n', at) - at);
+    EXPECT_THAT(line, HasSubstr("rank 2, position "));
+    EXPECT_THAT(line, HasSubstr("(limit 1.000 s)"));
+  }
 }
 
 TEST_F(Failure, APauseWithinTheTimeoutIsNone) {

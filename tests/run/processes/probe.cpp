@@ -4,6 +4,7 @@
 //     probe collectives             every kind, sizes small and large, with and without members that take no part
 //     probe messages                messages of many forms and sizes
 //     probe links                   emulated links and ports, over four ranks: nothing arrives before its time
+//     probe hang                    a step in which rank 2 of 4 hangs behind everything that others wait for
 //     probe not-finite FOLDER       runs that pass over batches whose loss or gradient is not finite
 //
 // With "over-mpi" in front of these words the processes speak as if each was on a machine of its own.
@@ -35,6 +36,7 @@
 #include <filesystem>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace plait {
@@ -426,6 +428,54 @@ Result<> check_links(const std::shared_ptr<JobProcesses>& job) {
   return {};
 }
 
+/// Lets one rank go from a collective only when the step is stopped, or much later.
+class HoldsRank final : public Transport {
+ public:
+  HoldsRank(std::unique_ptr<Transport> inner, RankId held) : inner_(std::move(inner)), held_(held) {}
+  [[nodiscard]] const Routes& routes() const override { return inner_->routes(); }
+  void begin_step() override { inner_->begin_step(); }
+  void send(TransferId id, Message&& message) override { inner_->send(id, std::move(message)); }
+  void post_receive(TransferId id) override { inner_->post_receive(id); }
+  WaitStatus receive(TransferId id, Message& message, Clock::time_point deadline) override {
+    return inner_->receive(id, message, deadline);
+  }
+  WaitStatus wait_sent(TransferId id, Clock::time_point deadline) override { return inner_->wait_sent(id, deadline); }
+  void enter(CollectiveId id, RankId member, std::span<const at::Tensor> tensors) override {
+    inner_->enter(id, member, tensors);
+  }
+  WaitStatus finish(CollectiveId id, RankId member, Clock::time_point deadline) override {
+    const WaitStatus status = inner_->finish(id, member, deadline);
+    const Clock::time_point end = Clock::now() + std::chrono::seconds(20);
+    while (member == held_ && !stopped_.load() && Clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return status;
+  }
+  [[nodiscard]] RankId awaited(CollectiveId id, RankId member) const override { return inner_->awaited(id, member); }
+  void stop() override {
+    stopped_.store(true);
+    inner_->stop();
+  }
+
+ private:
+  std::unique_ptr<Transport> inner_;
+  RankId held_;
+  std::atomic<bool> stopped_ = false;
+};
+
+Result<> hang(const std::shared_ptr<JobProcesses>& job) {
+  PLAIT_TRY(const VerifiedProgram program,
+            program_of("1f1b", ScheduleShape{.ranks = 4, .microbatches = 4, .layers = kLayers}));
+  EngineOptions options;
+  options.processes = job;
+  options.timeout_seconds = 1;
+  options.wrap_transport = [](std::unique_ptr<Transport> inner,
+                              ProcessGroup* /*processes*/) -> Result<std::unique_ptr<Transport>> {
+    return std::make_unique<HoldsRank>(std::move(inner), RankId{2});
+  };
+  PLAIT_TRY(const Outcome outcome, train(program, config_of(false, HeadTying::kUntied), options));
+  return {};
+}
+
 /// A run folder's bytes, but for times.
 std::string bytes_of(const std::filesystem::path& run) {
   std::string all;
@@ -464,6 +514,7 @@ Result<> check_not_finite(const std::shared_ptr<JobProcesses>& job, const std::f
 
 Result<> run(const std::shared_ptr<JobProcesses>& job, const std::vector<std::string>& words) {
   if (words.at(0) == "not-finite") return check_not_finite(job, words.at(1));
+  if (words.at(0) == "hang") return hang(job);
   if (words.at(0) == "collectives") return check_collectives(job);
   if (words.at(0) == "links") return check_links(job);
   if (words.at(0) == "messages") return check_messages(job);
