@@ -470,7 +470,7 @@ Result<> hang(const std::shared_ptr<JobProcesses>& job) {
   options.timeout_seconds = 1;
   options.wrap_transport = [](std::unique_ptr<Transport> inner,
                               ProcessGroup* /*processes*/) -> Result<std::unique_ptr<Transport>> {
-    return std::make_unique<HoldsRank>(std::move(inner), RankId{2});
+    return std::unique_ptr<Transport>(std::make_unique<HoldsRank>(std::move(inner), RankId{2}));
   };
   PLAIT_TRY(const Outcome outcome, train(program, config_of(false, HeadTying::kUntied), options));
   return {};
