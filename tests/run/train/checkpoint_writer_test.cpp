@@ -5,6 +5,7 @@
 #include "tests/run/engine/engine_support.h"
 #include <ATen/ops/equal.h>
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <string>
@@ -37,7 +38,7 @@ class CheckpointWriterTest : public ::testing::TestWithParam<std::string> {
         EXPECT_TRUE(at::equal(result.at(name).moments.at(moment), tensor)) << name << moment;
     }
   }
-  const fs::path run_ = fs::path(::testing::TempDir()) / "plait_checkpoint_writer";
+  const fs::path run_ = fs::path(::testing::TempDir()) / ("plait_checkpoint_writer_" + std::to_string(::getpid()));
   const ModelConfig config_ = tiny_config(8, HeadTying::kUntied);
   const RunState state_{.step = 7, .data = {.num_rows = 10, .row_size = 9}, .optimizer = "adamw", .dtype = "fp32"};
   std::unique_ptr<Engine> engine_;

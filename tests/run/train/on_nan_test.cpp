@@ -5,6 +5,7 @@
 #include "spoilt_run.h"
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include <filesystem>
 #include <optional>
@@ -50,7 +51,7 @@ class OnNanTest : public ::testing::TestWithParam<Spoilt> {
     for (const char* file : {"model.safetensors", "optimizer.safetensors"})
       EXPECT_EQ(last_file(name, file), last_file("without", file)) << file;
   }
-  const fs::path folder_ = fs::path(::testing::TempDir()) / "plait_on_nan";
+  const fs::path folder_ = fs::path(::testing::TempDir()) / ("plait_on_nan_" + std::to_string(::getpid()));
   Notes notes_;
 };
 

@@ -77,7 +77,8 @@ CommandResult run_command_on_small_disk(const std::vector<std::string>& words, s
 
 TestFolder::TestFolder() {
   const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-  std::string name = std::string("plait_") + info->test_suite_name() + "_" + info->name();
+  std::string name =
+      std::string("plait_") + info->test_suite_name() + "_" + info->name() + "_" + std::to_string(::getpid());
   for (char& c : name)
     if (c == '/') c = '_';
   path_ = fs::path(testing::TempDir()) / name;
