@@ -6,6 +6,7 @@
 #include "plait/run/engine/memory.h"
 
 #include "tests/run/engine/engine_support.h"
+#include "tests/run/engine/forwarding_transport.h"
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -37,61 +38,29 @@ std::vector<Microbatch> data_of(int microbatches, std::uint64_t seed = 5) {
 }
 
 /// Hands everything on but one message.
-class LosingTransport final : public Transport {
+class LosingTransport final : public ForwardingTransport {
  public:
-  LosingTransport(std::unique_ptr<Transport> inner, Value lost) : inner_(std::move(inner)), lost_(lost) {}
-  [[nodiscard]] const Routes& routes() const override { return inner_->routes(); }
-  void begin_step() override { inner_->begin_step(); }
+  LosingTransport(std::unique_ptr<Transport> inner, Value lost) : ForwardingTransport(std::move(inner)), lost_(lost) {}
   void send(TransferId id, Message&& message) override {
-    if (message.value != lost_) inner_->send(id, std::move(message));
+    if (message.value != lost_) ForwardingTransport::send(id, std::move(message));
   }
-  void post_receive(TransferId id) override { inner_->post_receive(id); }
-  WaitStatus receive(TransferId id, Message& message, Clock::time_point deadline) override {
-    return inner_->receive(id, message, deadline);
-  }
-  WaitStatus wait_sent(TransferId id, Clock::time_point deadline) override { return inner_->wait_sent(id, deadline); }
-  void enter(CollectiveId id, RankId member, std::span<const at::Tensor> tensors) override {
-    inner_->enter(id, member, tensors);
-  }
-  WaitStatus finish(CollectiveId id, RankId member, Clock::time_point deadline) override {
-    return inner_->finish(id, member, deadline);
-  }
-  [[nodiscard]] RankId awaited(CollectiveId id, RankId member) const override { return inner_->awaited(id, member); }
-  void stop() override { inner_->stop(); }
 
  private:
-  std::unique_ptr<Transport> inner_;
   Value lost_;
 };
 
 /// Changes one message on its way.
-class DamagingTransport final : public Transport {
+class DamagingTransport final : public ForwardingTransport {
  public:
   using Damage = std::function<void(Message&)>;
   DamagingTransport(std::unique_ptr<Transport> inner, Damage damage)
-      : inner_(std::move(inner)), damage_(std::move(damage)) {}
-  [[nodiscard]] const Routes& routes() const override { return inner_->routes(); }
-  void begin_step() override { inner_->begin_step(); }
+      : ForwardingTransport(std::move(inner)), damage_(std::move(damage)) {}
   void send(TransferId id, Message&& message) override {
     damage_(message);
-    inner_->send(id, std::move(message));
+    ForwardingTransport::send(id, std::move(message));
   }
-  void post_receive(TransferId id) override { inner_->post_receive(id); }
-  WaitStatus receive(TransferId id, Message& message, Clock::time_point deadline) override {
-    return inner_->receive(id, message, deadline);
-  }
-  WaitStatus wait_sent(TransferId id, Clock::time_point deadline) override { return inner_->wait_sent(id, deadline); }
-  void enter(CollectiveId id, RankId member, std::span<const at::Tensor> tensors) override {
-    inner_->enter(id, member, tensors);
-  }
-  WaitStatus finish(CollectiveId id, RankId member, Clock::time_point deadline) override {
-    return inner_->finish(id, member, deadline);
-  }
-  [[nodiscard]] RankId awaited(CollectiveId id, RankId member) const override { return inner_->awaited(id, member); }
-  void stop() override { inner_->stop(); }
 
  private:
-  std::unique_ptr<Transport> inner_;
   Damage damage_;
 };
 

@@ -18,6 +18,7 @@
 #include "plait/run/processes/mpi_group.h"
 
 #include "tests/run/engine/engine_support.h"
+#include "tests/run/engine/forwarding_transport.h"
 #include "tests/run/train/spoilt_run.h"
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -429,35 +430,22 @@ Result<> check_links(const std::shared_ptr<JobProcesses>& job) {
 }
 
 /// Lets one rank go from a collective only when the step is stopped, or much later.
-class HoldsRank final : public Transport {
+class HoldsRank final : public ForwardingTransport {
  public:
-  HoldsRank(std::unique_ptr<Transport> inner, RankId held) : inner_(std::move(inner)), held_(held) {}
-  [[nodiscard]] const Routes& routes() const override { return inner_->routes(); }
-  void begin_step() override { inner_->begin_step(); }
-  void send(TransferId id, Message&& message) override { inner_->send(id, std::move(message)); }
-  void post_receive(TransferId id) override { inner_->post_receive(id); }
-  WaitStatus receive(TransferId id, Message& message, Clock::time_point deadline) override {
-    return inner_->receive(id, message, deadline);
-  }
-  WaitStatus wait_sent(TransferId id, Clock::time_point deadline) override { return inner_->wait_sent(id, deadline); }
-  void enter(CollectiveId id, RankId member, std::span<const at::Tensor> tensors) override {
-    inner_->enter(id, member, tensors);
-  }
+  HoldsRank(std::unique_ptr<Transport> inner, RankId held) : ForwardingTransport(std::move(inner)), held_(held) {}
   WaitStatus finish(CollectiveId id, RankId member, Clock::time_point deadline) override {
-    const WaitStatus status = inner_->finish(id, member, deadline);
+    const WaitStatus status = ForwardingTransport::finish(id, member, deadline);
     const Clock::time_point end = Clock::now() + std::chrono::seconds(20);
     while (member == held_ && !stopped_.load() && Clock::now() < end)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     return status;
   }
-  [[nodiscard]] RankId awaited(CollectiveId id, RankId member) const override { return inner_->awaited(id, member); }
   void stop() override {
     stopped_.store(true);
-    inner_->stop();
+    ForwardingTransport::stop();
   }
 
  private:
-  std::unique_ptr<Transport> inner_;
   RankId held_;
   std::atomic<bool> stopped_ = false;
 };
