@@ -71,7 +71,8 @@ RouteIds number_routes(const Program& program) {
     ids.routes.collectives.push_back(CollectiveRoute{.kind = std::get<0>(name),
                                                      .members = program.layout.rank_sets[std::get<1>(name).index()],
                                                      .root = std::get<2>(name),
-                                                     .value = std::get<3>(name)});
+                                                     .value = std::get<3>(name),
+                                                     .order = std::get<1>(name).value()});
   }
   return ids;
 }

@@ -78,7 +78,8 @@ RankRange ranks_here(const ProcessGroup* processes, int num_ranks) {
 
 class RankEngine final : public Engine {
  public:
-  RankEngine(const ModelConfig& config, const EngineOptions& options, int num_ranks)
+  /// \param place  of this process's first rank among the ranks of its machine
+  RankEngine(const ModelConfig& config, const EngineOptions& options, int num_ranks, int place)
       : config_(config),
         options_(options),
         processes_(options.processes.get()),
@@ -92,7 +93,7 @@ class RankEngine final : public Engine {
       };
     devices_.resize(workers_.size());
     for (std::int32_t rank = here_.begin; rank < here_.end; ++rank)
-      devices_[static_cast<std::size_t>(rank)] = RankDevice(options_.placement, RankId{rank});
+      devices_[static_cast<std::size_t>(rank)] = RankDevice(options_.placement, place + rank - here_.begin);
     for (const ParameterSpec& spec : parameter_specs(config_)) parameter_order_.push_back(spec.name);
     std::sort(parameter_order_.begin(), parameter_order_.end());
   }
@@ -125,6 +126,7 @@ class RankEngine final : public Engine {
   }
 
   [[nodiscard]] const Program& program() const override { return main_->program; }
+  [[nodiscard]] std::string note() const override { return main_->transport->note(); }
 
   void initialize(std::uint64_t seed) override {
     on_ranks([&](RankId rank) {
@@ -221,6 +223,7 @@ class RankEngine final : public Engine {
     run->program = std::move(program);
     PLAIT_TRY(run->bound, bind(run->program));
     run->bound.routes.device = options_.placement.device;
+    for (const RankDevice& device : devices_) run->bound.routes.devices.push_back(device.device());
     if (processes_ == nullptr) {
       run->transport = make_in_process_transport(run->bound.routes);
     } else {
@@ -500,8 +503,12 @@ Result<std::unique_ptr<Engine>> Engine::create(const VerifiedProgram& program, c
                       num_ranks);
   PLAIT_TRY_VOID(check_device(options.placement.device));
   install_accounting_allocator();
+  int place = 0;
+  if (options.processes != nullptr && options.placement.device != c10::DeviceType::CPU) {
+    PLAIT_TRY(place, ranks_before_on_machine(*options.processes, ranks_here(options.processes.get(), num_ranks)));
+  }
   try {
-    auto engine = std::make_unique<RankEngine>(config, options, num_ranks);
+    auto engine = std::make_unique<RankEngine>(config, options, num_ranks, place);
     PLAIT_TRY_VOID(engine->set_up(program.program()));
     return std::unique_ptr<Engine>(std::move(engine));
   } catch (const InternalError&) {

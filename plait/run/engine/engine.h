@@ -136,6 +136,8 @@ class Engine {
   virtual ~Engine() = default;
 
   [[nodiscard]] virtual const Program& program() const = 0;
+  /// What users should know of how the ranks are connected; empty: nothing.
+  [[nodiscard]] virtual std::string note() const = 0;
 
   /// Same initial weights for every layout.
   virtual void initialize(std::uint64_t seed) = 0;

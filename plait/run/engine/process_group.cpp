@@ -3,7 +3,11 @@
 #include "plait/base/check.h"
 #include "plait/run/engine/byte_stream.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <fstream>
 
 namespace plait {
 
@@ -31,6 +35,37 @@ Error decode_error(std::string_view bytes) {
   error.rule = in.get_bytes();
   error.message = in.get_bytes();
   return error;
+}
+
+Result<std::vector<std::string>> gather_on_all(ProcessGroup& processes, std::string bytes) {
+  PLAIT_TRY(const std::vector<std::string> all, processes.gather(std::move(bytes)));
+  ByteWriter out;
+  for (const std::string& one : all) out.put_bytes(one);
+  PLAIT_TRY(const std::string told, processes.broadcast(out.take()));
+  ByteReader in(told);
+  std::vector<std::string> parts;
+  while (!in.done()) parts.emplace_back(in.get_bytes());
+  return parts;
+}
+
+std::string name_of_machine() {
+  std::array<char, 256> name{};  // longer than Linux allows
+  ::gethostname(name.data(), name.size() - 1);
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  return name.data() + (" " + boot);
+}
+
+Result<int> ranks_before_on_machine(ProcessGroup& processes, RankRange here) {
+  const std::string mine = name_of_machine();
+  PLAIT_TRY(const auto all, gather_on_all(processes, ByteWriter().put(here.size()).put_bytes(mine).take()));
+  int before = 0;
+  for (std::size_t process = 0; process < static_cast<std::size_t>(processes.index()); ++process) {
+    ByteReader in(all[process]);
+    const auto ranks = in.get<std::int32_t>();
+    if (in.get_bytes() == mine) before += ranks;
+  }
+  return before;
 }
 
 }  // namespace plait

@@ -94,4 +94,12 @@ class ProcessGroup {
   [[nodiscard]] virtual std::optional<Error> failure() const = 0;
 };
 
+/// Everyone's bytes by process, on all. A call of all of them.
+Result<std::vector<std::string>> gather_on_all(ProcessGroup& processes, std::string bytes);
+
+/// Tells machines apart; containers on one machine that have names of their own, too.
+std::string name_of_machine();
+/// Ranks of earlier processes on this process's machine. A call of all of them.
+Result<int> ranks_before_on_machine(ProcessGroup& processes, RankRange here);
+
 }  // namespace plait

@@ -27,11 +27,11 @@ Result<> check_device(c10::DeviceType type) {
   return {};
 }
 
-RankDevice::RankDevice(const Placement& placement, RankId rank) : reads_(placement.reads) {
+RankDevice::RankDevice(const Placement& placement, int place) : reads_(placement.reads) {
   if (placement.device == c10::DeviceType::CPU) return;
   reads_ = HostReads::kAtEndOfStep;
   const c10::impl::VirtualGuardImpl devices(placement.device);
-  const auto index = static_cast<c10::DeviceIndex>(rank.value() % devices.deviceCount());
+  const auto index = static_cast<c10::DeviceIndex>(place % devices.deviceCount());
   stream_ = devices.getNewStream(c10::Device(placement.device, index));
 }
 

@@ -20,8 +20,9 @@ enum class HostReads : std::uint8_t {
 
 /// Where ranks keep their tensors and compute.
 struct Placement {
-  c10::DeviceType device = c10::DeviceType::CPU;  ///< of several devices, rank r takes number r mod their count
-  HostReads reads = HostReads::kAtOnce;           ///< on a GPU always at the end of the step
+  c10::DeviceType device =
+      c10::DeviceType::CPU;              ///< of several devices, the ranks of a machine take one after another in turns
+  HostReads reads = HostReads::kAtOnce;  ///< on a GPU always at the end of the step
 };
 
 /// Is there such a device, and can this build use it? Loads what it needs.
@@ -35,7 +36,8 @@ Result<> load_cuda();
 class RankDevice {
  public:
   RankDevice() = default;  ///< the host
-  RankDevice(const Placement& placement, RankId rank);
+  /// \param place  of the rank among those of its machine: it takes device number `place` mod their count
+  RankDevice(const Placement& placement, int place);
 
   [[nodiscard]] bool is_host() const { return !stream_; }
   [[nodiscard]] c10::Device device() const { return is_host() ? c10::Device(c10::DeviceType::CPU) : stream_->device(); }

@@ -8,12 +8,13 @@
 #include "plait/run/engine/stream_order.h"
 
 #include <ATen/core/TensorBody.h>
-#include <c10/core/DeviceType.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace plait {
@@ -42,6 +43,7 @@ struct CollectiveRoute {
   std::vector<RankId> members;  ///< ascending
   RankId root;
   Value value;
+  std::int32_t order = 0;  ///< those of one number have the same members, who enter them in one order
   friend bool operator==(const CollectiveRoute&, const CollectiveRoute&) = default;
 };
 using CollectiveId = std::int32_t;  ///< index into Routes::collectives
@@ -52,6 +54,7 @@ struct Routes {
   std::vector<Transfer> transfers;
   std::vector<CollectiveRoute> collectives;
   c10::DeviceType device = c10::DeviceType::CPU;  ///< where the tensors lie
+  std::vector<c10::Device> devices = {};          ///< per rank, where this process runs it; empty: all on the host
 };
 
 enum class WaitStatus : std::uint8_t {
@@ -93,6 +96,9 @@ class Transport {
 
   /// Ends all waits, now and later, with kStopped. From any thread.
   virtual void stop() = 0;
+
+  /// What users should know of the ways that it found; empty: nothing.
+  [[nodiscard]] virtual std::string note() const { return {}; }
 };
 
 class ProcessGroup;

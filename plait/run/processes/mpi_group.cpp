@@ -5,6 +5,8 @@
 #include "plait/run/processes/mpi_requests.h"
 #include "plait/run/processes/mpi_transport.h"
 #include "plait/run/processes/mpi_world.h"
+#include "plait/run/processes/nccl_table.h"
+#include "plait/run/processes/nccl_transport.h"
 #include "plait/run/processes/node_memory.h"
 #include "plait/run/processes/watch.h"
 
@@ -66,7 +68,12 @@ class MpiGroup final : public JobProcesses, public MpiUser {
     if (on_one_machine_ == OnOneMachine::kSharedMemory && size() > 1) {
       PLAIT_TRY(lane, open_lane(routes, here, processes));
     }
-    return make_mpi_transport(world_, channels, std::move(routes), here, std::move(processes), std::move(lane));
+    const bool on_hosts = routes.device == c10::DeviceType::CPU;
+    auto transport =
+        make_mpi_transport(world_, channels, std::move(routes), here, std::move(processes), std::move(lane));
+    if (on_hosts || size() == 1) return transport;
+    PLAIT_TRY(auto nccl, load_nccl());
+    return open_nccl(*this, std::move(nccl), std::move(transport), here, timeout_);
   }
 
   Result<> meet() override {

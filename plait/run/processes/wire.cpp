@@ -37,12 +37,12 @@ struct Use {
 };
 
 /// In the order of the tensors, not of addresses. Storages are few: a search is faster than a map.
-std::vector<Use> uses_of(const std::vector<at::Tensor>& tensors) {
+std::vector<Use> uses_of(const std::vector<at::Tensor>& tensors, c10::DeviceType where) {
   std::vector<Use> uses;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& tensor = tensors[i];
     if (!tensor.defined()) continue;
-    PLAIT_CHECK(tensor.is_cpu(), "tensor {} is not in host memory", i);
+    PLAIT_CHECK(tensor.device().type() == where, "tensor {} is on {}", i, tensor.device().str());
     const Extent extent = extent_of(tensor);
     const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
     auto at = std::find_if(uses.begin(), uses.end(), [&](const Use& use) { return use.storage == storage; });
@@ -71,13 +71,13 @@ constexpr std::int64_t kAlignment = 64;  // of the allocator: what is aligned he
 
 }  // namespace
 
-WireMessage pack(Message&& message) {
+WireMessage pack(Message&& message, c10::DeviceType where) {
   WireMessage wire;
   std::vector<std::int32_t> piece_of(message.tensors.size(), -1);
   std::vector<std::int64_t> begin_of(message.tensors.size(), 0);
   std::vector<std::uint64_t> sizes;
-  std::vector<Use> uses = uses_of(message.tensors);
-  if (close_gaps(message.tensors, uses)) uses = uses_of(message.tensors);
+  std::vector<Use> uses = uses_of(message.tensors, where);
+  if (close_gaps(message.tensors, uses)) uses = uses_of(message.tensors, where);
   for (const Use& use : uses) {
     const std::int64_t begin = use.extent.begin / kAlignment * kAlignment;
     for (const std::size_t user : use.tensors) {
@@ -124,9 +124,10 @@ WireReceipt::WireReceipt(std::string_view head) {
   buffers_.resize(sizes_.size());
 }
 
-void WireReceipt::allocate() {
+void WireReceipt::allocate(c10::Device device) {
   for (std::size_t i = 0; i < sizes_.size(); ++i)
-    buffers_[i] = at::empty({static_cast<std::int64_t>(sizes_[i])}, at::kByte);
+    buffers_[i] =
+        at::empty({static_cast<std::int64_t>(sizes_[i])}, at::TensorOptions().dtype(at::kByte).device(device));
 }
 
 void* WireReceipt::buffer(std::size_t piece) {

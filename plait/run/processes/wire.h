@@ -3,6 +3,7 @@
 #include "plait/run/engine/transport.h"
 
 #include <ATen/core/TensorBody.h>
+#include <c10/core/Device.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -33,9 +34,10 @@ struct WireMessage {
   }
 };
 
+/// \param where  the tensors lie
 /// \threads  the message's tensors are the caller's
-/// \errors   throws InternalError for tensors outside of host memory
-WireMessage pack(Message&& message);
+/// \errors   throws InternalError for tensors that lie elsewhere
+WireMessage pack(Message&& message, c10::DeviceType where = c10::DeviceType::CPU);
 
 /// The other end: buffers come from the allocator, to be filled by whoever receives, then the message is whole.
 class WireReceipt {
@@ -44,8 +46,10 @@ class WireReceipt {
   [[nodiscard]] std::size_t num_pieces() const { return buffers_.size(); }
   [[nodiscard]] std::size_t size_of(std::size_t piece) const { return sizes_[piece]; }
   /// Makes the buffers; charged to the account in scope.
-  void allocate();
+  void allocate(c10::Device device = c10::Device(c10::DeviceType::CPU));
   [[nodiscard]] void* buffer(std::size_t piece);
+  /// As bytes.
+  [[nodiscard]] const at::Tensor& buffer_tensor(std::size_t piece) const { return buffers_[piece]; }
   Message take();
 
  private:

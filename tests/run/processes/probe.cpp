@@ -5,9 +5,12 @@
 //     probe messages                messages of many forms and sizes
 //     probe links                   emulated links and ports, over four ranks: nothing arrives before its time
 //     probe hang                    a step in which rank 2 of 4 hangs behind everything that others wait for
+//     probe fault KIND PROCESS      the same program while NCCL fails on one process: fails, hangs, refuses, dies
+//                                   or never-opens
 //     probe not-finite FOLDER       runs that pass over batches whose loss or gradient is not finite
 //
-// With "over-mpi" in front of these words the processes speak as if each was on a machine of its own.
+// With "over-mpi" in front of these words the processes speak as if each was on a machine of its own, with "over-nccl" as if
+// each rank had a GPU (fake_nccl.h), with "one-gpu" as if all had the same.
 //
 // Prints "same NAME" or "differs NAME: what" a case, and "cases N" at the end; exits with 1 if anything differs.
 
@@ -16,7 +19,9 @@
 #include "plait/run/engine/delayed_transport.h"
 #include "plait/run/engine/rank_threads.h"
 #include "plait/run/processes/mpi_group.h"
+#include "plait/run/processes/nccl_transport.h"
 
+#include "fake_nccl.h"
 #include "tests/run/engine/engine_support.h"
 #include "tests/run/engine/forwarding_transport.h"
 #include "tests/run/train/spoilt_run.h"
@@ -48,6 +53,17 @@ using namespace plait::testing;
 constexpr int kLayers = 8;
 int num_cases = 0;
 int num_different = 0;
+bool over_nccl = false;
+FakeNcclFaults nccl_faults;
+
+/// Puts NCCL in front, if it was asked for.
+Result<std::unique_ptr<Transport>> wrap(std::unique_ptr<Transport> inner, ProcessGroup* processes) {
+  if (!over_nccl || processes == nullptr) return inner;
+  const RankRange here = ranks_of_process(processes->index(), processes->size(), inner->routes().num_ranks);
+  const bool soon = nccl_faults.kind != FakeNcclFaults::Kind::kNone || nccl_faults.calls > 0;
+  return open_nccl(*processes, make_fake_nccl(nccl_faults), std::move(inner), here,
+                   std::chrono::seconds(soon ? 2 : 60));
+}
 
 void say(const ProcessGroup& job, const std::string& name, const std::string& difference) {
   if (job.index() != 0) return;
@@ -152,6 +168,7 @@ Result<> run_grid(const std::shared_ptr<JobProcesses>& job, int ranks, int part,
                                                static_cast<int>(options.type));
           EngineOptions spread = options;
           spread.processes = job;
+          spread.wrap_transport = &wrap;
           const ModelConfig config = config_of(wide, tying);
           PLAIT_TRY(const Outcome outcome, train(program, config, spread));
           if (job->index() != 0) continue;
@@ -241,11 +258,12 @@ Result<> check_collectives(const std::shared_ptr<JobProcesses>& job) {
             cases.push_back(one);
           }
   const RankRange here = ranks_of_process(job->index(), job->size(), kRanks);
-  PLAIT_TRY(const auto transport, job->open(routes, here));
+  PLAIT_TRY(auto inner, job->open(routes, here));
+  PLAIT_TRY(const auto transport, wrap(std::move(inner), job.get()));
   const auto alone = make_in_process_transport(routes);
   alone->begin_step();
   PLAIT_TRY(const auto expected, run_collectives(cases, *alone, RankRange{.begin = 0, .end = kRanks}));
-  for (int step = 0; step < 2; ++step) {
+  for (int step = 0; step < 3; ++step) {
     // Only then may others send.
     transport->begin_step();
     PLAIT_TRY_VOID(job->meet());
@@ -319,23 +337,25 @@ Result<> check_messages(const std::shared_ptr<JobProcesses>& job) {
     routes.transfers.push_back({.source = RankId{0},
                                 .destination = RankId{1},
                                 .value = Value::activation(EdgeId{0}, MicrobatchId{form}, SliceId{0})});
-  PLAIT_TRY(const auto transport, job->open(routes, ranks_of_process(job->index(), job->size(), 2)));
-  for (int step = 0; step < 2; ++step) {
+  PLAIT_TRY(auto inner, job->open(routes, ranks_of_process(job->index(), job->size(), 2)));
+  PLAIT_TRY(const auto transport, wrap(std::move(inner), job.get()));
+  for (int step = 0; step < 3; ++step) {
     transport->begin_step();
     PLAIT_TRY_VOID(job->meet());
     std::string difference;
     const Clock::time_point deadline = Clock::now() + std::chrono::seconds(60);
     for (int at = 0; at < kForms; ++at) {
-      // In another order than they are sent, and some posted early.
-      const int form = job->index() == 0 ? at : kForms - 1 - at;
+      // In another order than they are sent, and some posted early; by a line of NCCL, in order, as the verifier wants them.
+      const int form = job->index() == 0 || over_nccl ? at : kForms - 1 - at;
       const Value value = routes.transfers[static_cast<std::size_t>(form)].value;
       if (job->index() == 0) {
         transport->send(form, message_of(form, value));
         continue;
       }
-      for (int other = form; other >= 0 && other > form - 3; --other) transport->post_receive(other);
+      for (int other = form; other >= 0 && other > form - (over_nccl ? 1 : 3); --other) transport->post_receive(other);
     }
-    for (int form = 0; form < kForms; ++form) {
+    for (int at = 0; at < kForms; ++at) {
+      const int form = over_nccl ? kForms - 1 - at : at;
       if (job->index() == 0) {
         if (transport->wait_sent(form, deadline) != WaitStatus::kReady) difference += fmt::format(" {} is late", form);
         continue;
@@ -464,6 +484,27 @@ Result<> hang(const std::shared_ptr<JobProcesses>& job) {
   return {};
 }
 
+/// Steps of one program, in the third of which something goes wrong on one process.
+Result<> fault(const std::shared_ptr<JobProcesses>& job, const std::string& kind, int process) {
+  using Kind = FakeNcclFaults::Kind;
+  over_nccl = true;
+  nccl_faults = {.kind = Kind::kNone, .calls = 8};
+  if (job->index() == process)
+    nccl_faults.kind = kind == "fails"     ? Kind::kFails
+                       : kind == "hangs"   ? Kind::kHangs
+                       : kind == "refuses" ? Kind::kRefuses
+                       : kind == "dies"    ? Kind::kDies
+                                           : Kind::kNeverOpens;
+  PLAIT_TRY(const VerifiedProgram program,
+            program_of("1f1b", ScheduleShape{.ranks = 4, .microbatches = 4, .layers = kLayers}));
+  EngineOptions options;
+  options.processes = job;
+  options.timeout_seconds = 4;
+  options.wrap_transport = &wrap;
+  PLAIT_TRY(const Outcome outcome, train(program, config_of(false, HeadTying::kUntied), options));
+  return {};
+}
+
 /// A run folder's bytes, but for times.
 std::string bytes_of(const std::filesystem::path& run) {
   std::string all;
@@ -503,6 +544,7 @@ Result<> check_not_finite(const std::shared_ptr<JobProcesses>& job, const std::f
 Result<> run(const std::shared_ptr<JobProcesses>& job, const std::vector<std::string>& words) {
   if (words.at(0) == "not-finite") return check_not_finite(job, words.at(1));
   if (words.at(0) == "hang") return hang(job);
+  if (words.at(0) == "fault") return fault(job, words.at(1), std::atoi(words.at(2).c_str()));
   if (words.at(0) == "collectives") return check_collectives(job);
   if (words.at(0) == "links") return check_links(job);
   if (words.at(0) == "messages") return check_messages(job);
@@ -514,8 +556,17 @@ Result<> run(const std::shared_ptr<JobProcesses>& job, const std::vector<std::st
 
 int main(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
-  const bool over_mpi = !words.empty() && words.front() == "over-mpi";
-  if (over_mpi) words.erase(words.begin());
+  bool over_mpi = false;
+  for (; !words.empty(); words.erase(words.begin())) {
+    if (words.front() == "over-mpi")
+      over_mpi = true;
+    else if (words.front() == "over-nccl")
+      plait::over_nccl = true;
+    else if (words.front() == "one-gpu")
+      plait::nccl_faults.one_gpu = true;
+    else
+      break;
+  }
   auto job = plait::join_job(
       {.timeout_seconds = 60,
        .on_one_machine = over_mpi ? plait::OnOneMachine::kMessages : plait::OnOneMachine::kSharedMemory});
