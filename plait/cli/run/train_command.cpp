@@ -4,6 +4,7 @@
 #include "plait/cli/run/stop_signal.h"
 #include "plait/cli/run/summary.h"
 #include "plait/cli/run/train_flags.h"
+#include "plait/run/processes/nccl_table.h"
 #include "plait/run/train/model_source.h"
 #include "plait/run/train/trainer.h"
 
@@ -69,9 +70,7 @@ Result<std::string> run_folder(const TrainFlags& f, JobProcesses* job) {
 }
 
 Result<int> run(TrainFlags& f, const FlagSet& flags, const std::shared_ptr<JobProcesses>& processes) {
-  if (processes != nullptr && f.device != "cpu")
-    return make_error(ErrorCode::kInvalidArgument, "train.flags",
-                      "--device {} does not go with several processes; start one, which uses all GPUs", f.device);
+  if (processes != nullptr && processes->size() > 1 && f.device != "cpu") PLAIT_TRY_VOID(check_nccl_is_built_in());
   if (processes != nullptr) f.schedule.default_ranks = std::max(f.schedule.default_ranks, processes->size());
   if (f.resume && f.out.empty())
     return make_error(ErrorCode::kInvalidArgument, "train.flags",

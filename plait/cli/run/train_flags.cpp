@@ -3,6 +3,7 @@
 #include "plait/base/units.h"
 #include "plait/run/engine/delayed_transport.h"
 #include "plait/run/engine/rank_device.h"
+#include "plait/run/processes/nccl_table.h"
 
 #include <cmath>
 #include <optional>
@@ -70,7 +71,7 @@ void TrainFlags::add_to(FlagSet& flags) {
                    "compute type; bf16 keeps fp32 weights and gradients");
   schedule.add_to(flags);
   flags.add_choice("Run", "--device", device, {"cpu", "cuda"},
-                   "what the ranks compute on; cuda: rank r on GPU r mod their count, all ranks in one process");
+                   "what the ranks compute on; cuda: the ranks of a machine take its GPUs in turns");
   job.add_to(flags);
   schedule.add_compare_to(flags);
   flags.add("Memory", "--mlp-chunk", mlp_chunk, "TOKENS",
@@ -119,14 +120,12 @@ void TrainFlags::add_to(FlagSet& flags) {
 }
 
 Result<> check_launch(const TrainFlags& f) {
-  if (f.job.processes > 0 && f.device != "cpu")
-    return refuse(
-        fmt::format("--device {} does not go with --processes; leave it out: one process uses all GPUs", f.device));
   if (f.job.processes < 0 || f.job.restarts < 0) return refuse("--processes and --restarts must not be negative");
   if (f.job.restarts > 0 && f.job.processes == 0) return refuse("--restarts goes with --processes");
   if (f.job.min_ranks < 0) return refuse("--min-ranks must not be negative");
   if (f.job.min_ranks > 0 && f.job.restarts == 0) return refuse("--min-ranks goes with --restarts");
   if (f.job.restarts > 0 && f.out.empty()) return refuse("--restarts needs --out, the folder to go on with");
+  if (f.job.processes > 1 && f.device != "cpu") PLAIT_TRY_VOID(check_nccl_is_built_in());
   return {};
 }
 

@@ -253,8 +253,11 @@ class NcclTransport final : public Transport {
                          .into = receipt.buffer(piece),
                          .count = receipt.size_of(piece),
                          .peer = 0});
-    return in.issue(fmt::format("receive of the {} from rank {}", describe(transfer.value), transfer.source.value()),
-                    calls);
+    auto mark = in.issue(
+        fmt::format("receive of the {} from rank {}", describe(transfer.value), transfer.source.value()), calls);
+    // Whoever drops the message, read or not, may do so before it has come.
+    for (std::size_t piece = 0; piece < receipt.num_pieces(); ++piece) in.queue().keep(receipt.buffer_tensor(piece));
+    return mark;
   }
 
   /// What was sent and never read must not stand in the way of the next step.

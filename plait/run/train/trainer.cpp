@@ -280,6 +280,7 @@ Result<> Run::check_space() const {
 
 Result<> Run::make_engine() {
   PLAIT_TRY(engine_, Engine::create(job_.program, job_.model, options_.engine));
+  if (const std::string note = engine_->note(); !note.empty()) observer_.on_note(note);
   return load_engine();
 }
 

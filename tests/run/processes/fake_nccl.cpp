@@ -401,13 +401,13 @@ class FakeNccl final : public Nccl {
   std::unique_ptr<DeviceQueue> make_queue(c10::Device /*device*/) override { return std::make_unique<FakeQueue>(); }
   [[nodiscard]] int most_queues() const override { return trouble_->faults.most_queues; }
   Result<std::string> name_of(c10::Device /*device*/) override {
-    return trouble_->faults.one_gpu ? std::string("fake") : fmt::format("fake {} {}", ::getpid(), ++num_gpus_);
+    static std::atomic<int> num_gpus = 0;
+    return trouble_->faults.one_gpu ? std::string("fake") : fmt::format("fake {} {}", ::getpid(), ++num_gpus);
   }
 
  private:
   std::shared_ptr<Trouble> trouble_;
   std::map<std::string, int> listeners_;
-  int num_gpus_ = 0;
 };
 
 }  // namespace

@@ -130,7 +130,7 @@ TEST_F(BadInput, RefusedFlags) {
   expect_refused({"--schedule", "nonesuch"}, 2, {"nonesuch"});
   expect_refused({"--dtype", "fp8"}, 2, {"--dtype"});
   expect_refused({"--device", "tpu"}, 2, {"--device"});
-  expect_refused({"--device", "cuda", "--processes", "2"}, 2, {"--device cuda does not go with --processes"});
+  expect_refused({"--device", "cuda", "--processes", "2"}, 2, {"without NCCL", "-DPLAIT_WITH_CUDA=ON", "nccl.missing"});
   expect_refused({"--compare", "nonesuch"}, 2, {"nonesuch"});
   expect_refused({"--document-end", "999"}, 2, {"--document-end 999", "256 entries"});
   expect_refused({"--document-end", "10", "--schedule", "seq1f1b", "--slices", "2"}, 2, {"seq1f1b", "2 slices"});
