@@ -339,8 +339,8 @@ class RankEngine final : public Engine {
                                   ranks_of_process(lost.process, processes_->size(), num_ranks), here_);
             },
         .stop = [&program_run] { program_run.transport->stop(); },
-        .overdue = [this, &program_run, seen = std::vector<std::int32_t>(waits_.size()),
-                    moved = Clock::time_point()]() mutable { return overdue(program_run.program, seen, moved); }};
+        .overdue = [this, &program_run, seen = std::vector<std::int32_t>(waits_.size()), moved = Clock::time_point()](
+                       Clock::duration age) mutable { return overdue(program_run.program, age, seen, moved); }};
     ended_.store(0);
     processes_->show(std::move(board));
     program_run.transport->begin_step();
@@ -354,8 +354,9 @@ class RankEngine final : public Engine {
   }
 
   /// Others are waiting for the end of the step, and a rank of them does not come to its.
+  /// \param age   how old positions elsewhere may be
   /// \param seen  positions of all ranks when last asked \param moved  when one of them last changed
-  std::optional<Error> overdue(const Program& program, std::vector<std::int32_t>& seen,
+  std::optional<Error> overdue(const Program& program, Clock::duration age, std::vector<std::int32_t>& seen,
                                Clock::time_point& moved) const {
     const std::int64_t ended = ended_.load(std::memory_order_acquire);
     if (ended == 0) return std::nullopt;
@@ -369,7 +370,7 @@ class RankEngine final : public Engine {
       if (!behind && static_cast<std::size_t>(position) < program.rows[at].size()) behind = rank;
     }
     const Clock::duration still = now - std::max(moved, Clock::time_point(Clock::duration(ended)));
-    const double seconds = std::chrono::duration<double>(still).count();
+    const double seconds = std::chrono::duration<double>(still - age).count();
     if (!behind || seconds < options_.timeout_seconds) return std::nullopt;
     return make_error(
         ErrorCode::kTimeout, "engine.timeout",

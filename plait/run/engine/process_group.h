@@ -54,7 +54,8 @@ struct RankBoard {
   std::function<Error(const LostProcess&)> explain;  ///< what the loss means for the step; from any thread
   std::function<void()> stop;                        ///< ends the step's waits; from any thread
   /// Whether a rank elsewhere keeps all from the end of the step, though no rank here waits for it. Asked by one thread.
-  std::function<std::optional<Error>()> overdue;
+  /// Positions elsewhere may be as old as `age`.
+  std::function<std::optional<Error>(Clock::duration age)> overdue;
 };
 
 /// The processes of one job. Each runs some of the ranks of a program, as threads.
