@@ -23,7 +23,12 @@ void expect_all_same(int processes, const std::vector<std::string>& words, int a
   EXPECT_GE(std::stoi(result.out.substr(at + 6)), at_least) << result.out;
 }
 
-enum class Way { kSharedMemory, kMpi };
+enum class Way {
+  kSharedMemory,
+  kMpi,
+  kNccl,        ///< the tensors by lines of NCCL (fake_nccl.h)
+  kNcclOneGpu,  ///< the same where all ranks share a GPU: by way of the host
+};
 
 /// (processes, ranks, part of the list, way between processes); two ranks of the list in one process where there are more
 /// ranks than processes.
@@ -35,6 +40,8 @@ TEST_P(SameBits, AsThreads) {
   const auto [processes, ranks, part, way] = GetParam();
   std::vector<std::string> words = {"grid", std::to_string(ranks), std::to_string(part), std::to_string(kParts)};
   if (way == Way::kMpi) words.insert(words.begin(), "over-mpi");
+  if (way == Way::kNcclOneGpu) words.insert(words.begin(), "one-gpu");
+  if (way == Way::kNccl || way == Way::kNcclOneGpu) words.insert(words.begin(), "over-nccl");
   expect_all_same(processes, words, 25);
 }
 
@@ -56,9 +63,22 @@ INSTANTIATE_TEST_SUITE_P(TwoProcessesOverMpi, SameBits,
 INSTANTIATE_TEST_SUITE_P(ThreeProcessesOverMpi, SameBits,
                          testing::Combine(testing::Values(3), testing::Values(4), testing::Values(2),
                                           testing::Values(Way::kMpi)));
+INSTANTIATE_TEST_SUITE_P(TwoProcessesOverNccl, SameBits,
+                         testing::Combine(testing::Values(2), testing::Values(2), testing::Values(0, 4),
+                                          testing::Values(Way::kNccl)));
+INSTANTIATE_TEST_SUITE_P(FourProcessesOverNccl, SameBits,
+                         testing::Combine(testing::Values(4), testing::Values(4), testing::Values(2, 6),
+                                          testing::Values(Way::kNccl)));
+INSTANTIATE_TEST_SUITE_P(TwoProcessesOfTwoRanksOverNccl, SameBits,
+                         testing::Combine(testing::Values(2), testing::Values(4), testing::Values(1),
+                                          testing::Values(Way::kNccl)));
+INSTANTIATE_TEST_SUITE_P(TwoProcessesOnOneGpu, SameBits,
+                         testing::Combine(testing::Values(2), testing::Values(2), testing::Values(5),
+                                          testing::Values(Way::kNcclOneGpu)));
 
 TEST(Collectives, OverProcessesEqualThoseOverThreads) {
   for (const int processes : {2, 3, 5}) expect_all_same(processes, {"collectives"}, 2 * processes);
+  for (const int processes : {2, 5}) expect_all_same(processes, {"over-nccl", "collectives"}, 3 * processes);
 }
 
 TEST(Links, ArePassedInTurnAndPortsAreSharedByProcesses) {
@@ -68,6 +88,7 @@ TEST(Links, ArePassedInTurnAndPortsAreSharedByProcesses) {
 TEST(Messages, ArriveAsTheyWere) {
   expect_all_same(2, {"messages"}, 4);
   expect_all_same(2, {"over-mpi", "messages"}, 4);
+  expect_all_same(2, {"over-nccl", "messages"}, 6);
 }
 
 }  // namespace

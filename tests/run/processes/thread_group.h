@@ -84,6 +84,9 @@ class ThreadGroup final : public ProcessGroup {
   Result<std::shared_ptr<std::byte>> share(std::size_t /*size*/) override {
     return make_error(ErrorCode::kUnsupported, "processes.share", "threads share everything");
   }
+  void lay_out(WaitTable& /*waits*/) override {}
+  std::vector<bool> hear_all() override { return std::vector<bool>(static_cast<std::size_t>(hub_->size())); }
+  void give_up(int /*process*/) override {}
   void show(std::shared_ptr<RankBoard> /*board*/) override {}
   void hide() override {}
   void report(const Error& error) override { hub_->report(error); }
