@@ -59,7 +59,7 @@ void run_as_processes(const Routes& routes, const std::vector<FakeNcclFaults>& f
     threads.emplace_back([&, rank] {
       ThreadGroup group(hub, rank);
       auto transport = open_nccl(group, make_fake_nccl(faults[static_cast<std::size_t>(rank)]),
-                                 std::make_unique<CommonTransport>(common, rank),
+                                 std::make_unique<CommonTransport>(common, group),
                                  RankRange{.begin = rank, .end = rank + 1}, timeout);
       if (!transport) group.report(transport.error());
       job(rank, group, std::move(transport));

@@ -100,10 +100,11 @@ class ThreadGroup final : public ProcessGroup {
 /// One thread's view of a transport that all have in common.
 class CommonTransport final : public Transport {
  public:
-  CommonTransport(std::shared_ptr<Transport> common, int index) : common_(std::move(common)), index_(index) {}
+  CommonTransport(std::shared_ptr<Transport> common, ProcessGroup& group) : common_(std::move(common)), group_(group) {}
   [[nodiscard]] const Routes& routes() const override { return common_->routes(); }
+  /// Once all are through with the step before, as each process is with its own.
   void begin_step() override {
-    if (index_ == 0) common_->begin_step();
+    if (group_.meet() && group_.index() == 0) common_->begin_step();
   }
   void send(TransferId id, Message&& message) override { common_->send(id, std::move(message)); }
   void post_receive(TransferId id) override { common_->post_receive(id); }
@@ -122,7 +123,7 @@ class CommonTransport final : public Transport {
 
  private:
   std::shared_ptr<Transport> common_;
-  int index_;
+  ProcessGroup& group_;
 };
 
 }  // namespace plait::testing
