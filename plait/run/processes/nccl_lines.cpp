@@ -284,8 +284,12 @@ std::optional<Error> NcclLines::look(Clock::time_point& moved) {
     oldest = line->pending_.front();
   }
   if (slowest == nullptr) moved = now;
-  if (now - moved <= options_.timeout || slowest == nullptr || now - oldest.since <= options_.timeout)
-    return std::nullopt;
+  if (slowest == nullptr) return std::nullopt;
+  // A message names two ranks, a collective all of its members: whoever waits in a message has the first word.
+  constexpr Clock::duration kLater = 4 * kLook;
+  const Clock::duration limit =
+      options_.timeout + (slowest->spec_.kind == NcclLineSpec::Kind::kMessages ? Clock::duration::zero() : kLater);
+  if (now - moved <= limit || now - oldest.since <= limit) return std::nullopt;
   std::vector<std::int32_t> members;
   for (const RankId member : slowest->spec_.members) members.push_back(member.value());
   return make_error(ErrorCode::kTimeout, "nccl.timeout",
