@@ -70,7 +70,7 @@ Result<std::unique_ptr<NcclLines>> NcclLines::open(ProcessGroup& processes, std:
   const Result<> made = lines->make_ends(plan, here, devices);
   // Others would wait for one that cannot: all hear of it first.
   PLAIT_TRY(const bool fails, processes.any(!made));
-  PLAIT_TRY_VOID(made);
+  if (!made) return made.error();
   if (fails)
     return make_error(ErrorCode::kUnsupported, "nccl.queues", "another process has too many lines for its GPUs");
   PLAIT_TRY(const auto ids, lines->make_ids(plan, here));
