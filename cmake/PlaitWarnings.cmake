@@ -6,11 +6,13 @@ target_include_directories(plait_options INTERFACE ${CMAKE_SOURCE_DIR})
 # null-dereference is off with sanitizers: with less inlining g++ 12 sees null pointers in CLI11's split().
 target_compile_options(plait_options INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wnon-virtual-dtor
-  -Woverloaded-virtual $<$<NOT:$<BOOL:${PLAIT_SANITIZE}>>:-Wnull-dereference> -Wno-missing-field-initializers $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
+  -Woverloaded-virtual -Wno-missing-field-initializers $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
 if(PLAIT_WERROR)
   target_compile_options(plait_options INTERFACE -Werror)
 endif()
-if(PLAIT_SANITIZE)
+if(NOT PLAIT_SANITIZE)
+  target_compile_options(plait_options INTERFACE -Wnull-dereference)
+else()
   target_compile_options(plait_options INTERFACE -fsanitize=${PLAIT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   target_link_options(plait_options INTERFACE -fsanitize=${PLAIT_SANITIZE})
 endif()

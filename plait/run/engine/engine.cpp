@@ -1,6 +1,7 @@
 #include "plait/run/engine/engine.h"
 
 #include "plait/run/engine/binding.h"
+#include "plait/run/engine/blame.h"
 #include "plait/run/engine/byte_stream.h"
 #include "plait/run/engine/describe.h"
 #include "plait/run/engine/engine_state.h"
@@ -93,6 +94,7 @@ class RankEngine final : public Engine {
     devices_.resize(workers_.size());
     for (std::int32_t rank = here_.begin; rank < here_.end; ++rank)
       devices_[static_cast<std::size_t>(rank)] = RankDevice(options_.placement, RankId{rank});
+    if (processes_ != nullptr) processes_->lay_out(waits_);
     for (const ParameterSpec& spec : parameter_specs(config_)) parameter_order_.push_back(spec.name);
     std::sort(parameter_order_.begin(), parameter_order_.end());
   }
@@ -271,10 +273,8 @@ class RankEngine final : public Engine {
     if (dead_)
       return make_error(ErrorCode::kTransport, "engine.dead",
                         "the engine died of an earlier error and must be made anew: {}", dead_->message);
-    for (std::int32_t rank = here_.begin; rank < here_.end; ++rank) {
-      waits_[static_cast<std::size_t>(rank)].peer.store(kAbsent);
-      waits_[static_cast<std::size_t>(rank)].position.store(0);
-    }
+    if (processes_ == nullptr)
+      for (std::int32_t rank = here_.begin; rank < here_.end; ++rank) waits_[static_cast<std::size_t>(rank)].begin(1);
     PLAIT_TRY_VOID(begin_step(program_run, start));
     const StepContext context{
         .program = &program_run.program,
@@ -286,7 +286,8 @@ class RankEngine final : public Engine {
         .start = start,
         .timeout = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.timeout_seconds)),
         .recording = recording_,
-        .waits = &waits_};
+        .waits = &waits_,
+        .processes = processes_};
     std::mutex mutex;
     std::optional<Error> first;
     const auto run_rank = [&](RankId rank) {
@@ -330,18 +331,22 @@ class RankEngine final : public Engine {
       return {};
     }
     auto board = std::make_shared<RankBoard>();
-    *board = RankBoard{
-        .waits = &waits_,
-        .here = here_,
-        .explain =
-            [this, &program_run](const LostProcess& lost) {
-              const auto num_ranks = static_cast<int>(waits_.size());
-              return explain_loss(program_run.program, waits_, lost,
-                                  ranks_of_process(lost.process, processes_->size(), num_ranks), here_);
-            },
-        .stop = [&program_run] { program_run.transport->stop(); },
-        .overdue = [this, &program_run, seen = std::vector<std::int32_t>(waits_.size()),
-                    moved = Clock::time_point()]() mutable { return overdue(program_run.program, seen, moved); }};
+    *board = RankBoard{.waits = &waits_,
+                       .here = here_,
+                       .explain =
+                           [this, &program_run](const LostProcess& lost) {
+                             const auto num_ranks = static_cast<int>(waits_.size());
+                             return explain_loss(view_of(program_run), lost,
+                                                 ranks_of_process(lost.process, processes_->size(), num_ranks), here_);
+                           },
+                       .stop = [&program_run] { program_run.transport->stop(); },
+                       .overdue =
+                           [this, &program_run, seen = std::vector<std::int32_t>(waits_.size()),
+                            moved = Clock::time_point()](const std::vector<bool>& silent) mutable {
+                             StepView view = view_of(program_run);
+                             view.silent = ranks_of(silent, static_cast<int>(waits_.size()));
+                             return overdue(view, seen, moved);
+                           }};
     ended_.store(0);
     processes_->show(std::move(board));
     program_run.transport->begin_step();
@@ -354,10 +359,18 @@ class RankEngine final : public Engine {
     return {};
   }
 
+  [[nodiscard]] StepView view_of(const ProgramRun& program_run) const {
+    const WaitState& own = waits_[static_cast<std::size_t>(here_.begin)];
+    return StepView{.program = &program_run.program,
+                    .bound = &program_run.bound,
+                    .waits = &waits_,
+                    .step = own.step.load(std::memory_order_relaxed)};
+  }
+
   /// Others are waiting for the end of the step, and a rank of them does not come to its.
   /// \param seen  positions of all ranks when last asked \param moved  when one of them last changed
-  std::optional<Error> overdue(const Program& program, std::vector<std::int32_t>& seen,
-                               Clock::time_point& moved) const {
+  std::optional<Overdue> overdue(const StepView& view, std::vector<std::int32_t>& seen,
+                                 Clock::time_point& moved) const {
     const std::int64_t ended = ended_.load(std::memory_order_acquire);
     if (ended == 0) return std::nullopt;
     const Clock::time_point now = Clock::now();
@@ -367,17 +380,22 @@ class RankEngine final : public Engine {
       if (here_.contains(rank)) continue;
       const std::int32_t position = waits_[at].position.load(std::memory_order_relaxed);
       if (std::exchange(seen[at], position) != position) moved = now;
-      if (!behind && static_cast<std::size_t>(position) < program.rows[at].size()) behind = rank;
+      if (view.position_of(rank).value_or(0) >= view.program->rows[at].size()) continue;
+      if (!behind || (view.is_silent(rank) && !view.is_silent(*behind))) behind = rank;
     }
     const Clock::duration still = now - std::max(moved, Clock::time_point(Clock::duration(ended)));
     const double seconds = std::chrono::duration<double>(still).count();
     if (!behind || seconds < options_.timeout_seconds) return std::nullopt;
-    return make_error(
-        ErrorCode::kTimeout, "engine.timeout",
-        "{}: rank {} has been there for {:.3f} s (limit {:.3f} s), and all others wait for the end of the "
-        "step; see why it hangs, or allow more time",
-        place_in_row(program, *behind, static_cast<std::size_t>(seen[behind->index()])), behind->value(), seconds,
-        options_.timeout_seconds);
+    if (const auto wait = wait_of(view, *behind)) {
+      const Wait last = last_wait(view, *wait);
+      behind = last.is_met && !view.is_silent(last.peer) ? last.rank : last.peer;
+    }
+    return Overdue{
+        .process = process_of_rank(*behind, processes_->size(), static_cast<int>(waits_.size())),
+        .error = make_error(ErrorCode::kTimeout, "engine.timeout",
+                            "{}: rank {} has been there for {:.3f} s (limit {:.3f} s), and all others wait for the end "
+                            "of the step; see why it hangs, or allow more time",
+                            place_of(view, *behind), behind->value(), seconds, options_.timeout_seconds)};
   }
 
   /// Of the errors of several processes the first one counts.
@@ -476,7 +494,7 @@ class RankEngine final : public Engine {
   ProcessGroup* processes_;  ///< null: this process runs all ranks
   RankRange here_;
   std::vector<std::string> parameter_order_;
-  std::vector<WaitState> waits_;
+  WaitTable waits_;
   std::vector<RankDevice> devices_;  ///< of the ranks that are here
   mutable RankThreads threads_;
   std::vector<std::unique_ptr<RankWorker>> workers_;  ///< null where another process runs the rank

@@ -21,6 +21,14 @@ int process_of_rank(RankId rank, int num_processes, int num_ranks) {
   PLAIT_CHECK(false, "rank {} of {}", rank.value(), num_ranks);
 }
 
+std::vector<bool> ranks_of(const std::vector<bool>& processes, int num_ranks) {
+  std::vector<bool> ranks(static_cast<std::size_t>(num_ranks));
+  for (std::int32_t rank = 0; rank < num_ranks; ++rank)
+    ranks[static_cast<std::size_t>(rank)] = processes[static_cast<std::size_t>(
+        process_of_rank(RankId{rank}, static_cast<int>(processes.size()), num_ranks))];
+  return ranks;
+}
+
 std::string encode(const Error& error) {
   return ByteWriter().put(error.code).put_bytes(error.rule).put_bytes(error.message).take();
 }

@@ -30,6 +30,9 @@ RankRange ranks_of_process(int process, int num_processes, int num_ranks);
 /// The process of a rank under the same rule.
 int process_of_rank(RankId rank, int num_processes, int num_ranks);
 
+/// By rank, what is told by process.
+std::vector<bool> ranks_of(const std::vector<bool>& processes, int num_ranks);
+
 /// An error as bytes, for other processes.
 std::string encode(const Error& error);
 Error decode_error(std::string_view bytes);
@@ -47,14 +50,21 @@ struct LostProcess {
   friend bool operator==(const LostProcess&, const LostProcess&) = default;
 };
 
+/// A step that does not end, since a process keeps all from it.
+struct Overdue {
+  int process = 0;
+  Error error;
+};
+
 /// What an engine shows the other processes while a step runs.
 struct RankBoard {
-  std::vector<WaitState>* waits = nullptr;  ///< of all ranks; the group keeps those of other processes up to date
+  WaitTable* waits = nullptr;  ///< the group keeps those of other processes up to date
   RankRange here;
   std::function<Error(const LostProcess&)> explain;  ///< what the loss means for the step; from any thread
   std::function<void()> stop;                        ///< ends the step's waits; from any thread
   /// Whether a rank elsewhere keeps all from the end of the step, though no rank here waits for it. Asked by one thread.
-  std::function<std::optional<Error>()> overdue;
+  /// \param silent  by process, who gives no sign of life
+  std::function<std::optional<Overdue>(const std::vector<bool>& silent)> overdue;
 };
 
 /// The processes of one job. Each runs some of the ranks of a program, as threads.
@@ -84,9 +94,18 @@ class ProcessGroup {
   /// \errors kUnsupported "processes.share" where they do not live on one machine, or the system refuses
   virtual Result<std::shared_ptr<std::byte>> share(std::size_t size) = 0;
 
-  /// While a board is shown, the other processes see how far the ranks are.
+  /// Lays the states of ranks where processes of one machine see them at once, as far as that is possible. Before a step.
+  virtual void lay_out(WaitTable& waits) = 0;
+  /// While a board is shown, the other processes see how far the ranks are. Begins a step of the ranks' states. Every
+  /// process shows one for each step of the job.
   virtual void show(std::shared_ptr<RankBoard> board) = 0;
   virtual void hide() = 0;
+
+  /// Brings the states up to date: waits a moment for an answer of every other process, and tells by process who gave none.
+  /// From any thread that is not the group's.
+  virtual std::vector<bool> hear_all() = 0;
+  /// A silent process is waited for in vain: it is lost, and `failure` tells so when this returns.
+  virtual void give_up(int process) = 0;
 
   /// Tells all others that this process fails. Of several failures, the first one known to a process counts there.
   virtual void report(const Error& error) = 0;

@@ -22,6 +22,8 @@
 
 namespace plait {
 
+class ProcessGroup;
+
 /// What is the same for all ranks while one program runs once.
 struct StepContext {
   const Program* program = nullptr;
@@ -33,7 +35,8 @@ struct StepContext {
   Clock::time_point start;
   Clock::duration timeout{};
   Recording recording = Recording::kOff;
-  std::vector<WaitState>* waits = nullptr;  ///< per rank
+  WaitTable* waits = nullptr;
+  ProcessGroup* processes = nullptr;  ///< null: this process runs all ranks
 };
 
 /// Storage of one rank for one bound program, kept between steps.

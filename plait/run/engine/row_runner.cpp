@@ -1,6 +1,7 @@
 #include "plait/run/engine/row_runner.h"
 
-#include "plait/run/engine/lost_process.h"
+#include "plait/run/engine/blame.h"
+#include "plait/run/engine/process_group.h"
 #include "plait/run/engine/step_data.h"
 
 #include <fmt/format.h>
@@ -70,10 +71,11 @@ bool RowRunner::fail(ErrorCode code, std::string_view rule, const std::string& w
 }
 
 template <class Wait>
-bool RowRunner::await(RankId peer, TransferId arriving, const Wait& wait) {
+bool RowRunner::await(RankId peer, Awaited awaited, const Wait& wait) {
   const Clock::time_point now = Clock::now();
   WaitState& state = (*context_.waits)[worker_.rank_.index()];
-  state.transfer.store(arriving, std::memory_order_relaxed);
+  state.transfer.store(awaited.transfer, std::memory_order_relaxed);
+  state.collective.store(awaited.collective, std::memory_order_relaxed);
   state.since.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   state.peer.store(peer.value(), std::memory_order_release);
   const WaitStatus status = wait(now + context_.timeout);
@@ -87,60 +89,36 @@ bool RowRunner::await(RankId peer, TransferId arriving, const Wait& wait) {
 }
 
 bool RowRunner::await_collective(CollectiveId collective) {
-  return await(transport_.awaited(collective, worker_.rank_), kAbsent, [&](Clock::time_point deadline) {
-    const WaitStatus status = transport_.finish(collective, worker_.rank_, deadline);
-    // Others may have come since the wait began: blame one that has not.
-    if (status == WaitStatus::kTimedOut)
-      (*context_.waits)[worker_.rank_.index()].peer.store(transport_.awaited(collective, worker_.rank_).value(),
-                                                          std::memory_order_release);
-    return status;
-  });
+  return await(transport_.awaited(collective, worker_.rank_), {.collective = collective},
+               [&](Clock::time_point deadline) { return transport_.finish(collective, worker_.rank_, deadline); });
 }
 
-/// Is the sender, which waits itself, behind the send of what `waiting` waits for?
-bool RowRunner::was_sent(const WaitState& waiting) const {
-  const TransferId id = waiting.transfer.load(std::memory_order_relaxed);
-  if (id == kAbsent) return false;
-  const Transfer& transfer = transport_.routes().transfers[static_cast<std::size_t>(id)];
-  const Row& row = context_.program->rows[transfer.source.index()];
-  const std::int32_t reached = (*context_.waits)[transfer.source.index()].position.load(std::memory_order_relaxed);
-  int occurrence = 0;
-  for (std::size_t at = 0; at < static_cast<std::size_t>(reached); ++at) {
-    const Send* send = std::get_if<Send>(&row[at]);
-    if (send == nullptr || send->value != transfer.value || send->peer != transfer.destination) continue;
-    if (occurrence++ == transfer.occurrence) return true;
-  }
-  return false;
-}
-
-/// Follows the waits from this rank: to a rank that waits for one that does not, or for a message that was sent and lost.
 Error RowRunner::timed_out() const {
-  RankId waiting = worker_.rank_;
-  bool lost = false;
-  for (std::size_t hops = 0; hops < context_.waits->size(); ++hops) {
-    const WaitState& state = (*context_.waits)[waiting.index()];
-    const RankId peer{state.peer.load(std::memory_order_acquire)};
-    if ((*context_.waits)[peer.index()].peer.load(std::memory_order_acquire) == kAbsent) break;
-    lost = was_sent(state);
-    if (lost) break;
-    waiting = peer;
+  const WaitTable& waits = *context_.waits;
+  StepView view{.program = context_.program,
+                .bound = context_.bound,
+                .waits = &waits,
+                .step = waits[worker_.rank_.index()].step.load(std::memory_order_relaxed)};
+  ProcessGroup* processes = context_.processes;
+  if (processes != nullptr) view.silent = ranks_of(processes->hear_all(), static_cast<int>(waits.size()));
+  const auto own = wait_of(view, worker_.rank_);
+  PLAIT_CHECK(own, "rank {} does not wait", worker_.rank_.value());
+  const Wait wait = last_wait(view, *own);
+  if (view.is_silent(wait.peer)) {
+    processes->give_up(process_of_rank(wait.peer, processes->size(), static_cast<int>(waits.size())));
+    if (const auto failure = processes->failure()) return *failure;
   }
-  const WaitState& state = (*context_.waits)[waiting.index()];
-  const RankId peer{state.peer.load(std::memory_order_acquire)};
-  const auto position = static_cast<std::size_t>(state.position.load(std::memory_order_relaxed));
-  const Clock::duration waited =
-      Clock::now().time_since_epoch() - Clock::duration(state.since.load(std::memory_order_relaxed));
-  const auto reached = (*context_.waits)[peer.index()].position.load(std::memory_order_relaxed);
   return make_error(
       ErrorCode::kTimeout, "engine.timeout", "{}: rank {} has been silent for {:.3f} s (limit {:.3f} s), at {}; {}",
-      where(waiting, position), peer.value(), std::chrono::duration<double>(waited).count(),
-      std::chrono::duration<double>(context_.timeout).count(), where(peer, static_cast<std::size_t>(reached)),
-      lost ? "it did send, so the message was lost on its way" : "see why it hangs, or allow more time");
+      where(wait.rank, wait.position), wait.peer.value(), std::chrono::duration<double>(wait.waited).count(),
+      std::chrono::duration<double>(context_.timeout).count(), place_of(view, wait.peer),
+      wait.is_met ? fmt::format("it did send, so the message was lost on its way, or rank {} hangs", wait.rank.value())
+                  : "see why it hangs, or allow more time");
 }
 
 bool RowRunner::await_message(TransferId transfer, Message& message) {
   const Transfer& route = transport_.routes().transfers[static_cast<std::size_t>(transfer)];
-  return await(route.source, transfer,
+  return await(route.source, {.transfer = transfer},
                [&](Clock::time_point deadline) { return transport_.receive(transfer, message, deadline); });
 }
 
@@ -339,8 +317,7 @@ bool RowRunner::execute(const BoundReceive& receive) {
 
 bool RowRunner::execute(const BoundWaitSent& wait) {
   const RankId peer = transport_.routes().transfers[static_cast<std::size_t>(wait.transfer)].destination;
-  return await(peer, kAbsent,
-               [&](Clock::time_point deadline) { return transport_.wait_sent(wait.transfer, deadline); });
+  return await(peer, {}, [&](Clock::time_point deadline) { return transport_.wait_sent(wait.transfer, deadline); });
 }
 
 }  // namespace plait

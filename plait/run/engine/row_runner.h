@@ -66,12 +66,17 @@ class RowRunner {
   }
   void hand_over(TransferId transfer, Message&& message);
 
+  /// What an instruction waits for, where it is one of these.
+  struct Awaited {
+    TransferId transfer = kAbsent;
+    CollectiveId collective = kAbsent;
+  };
   template <class Wait>
-  bool await(RankId peer, TransferId arriving, const Wait& wait);
+  bool await(RankId peer, Awaited awaited, const Wait& wait);
   bool await_collective(CollectiveId collective);
   bool fail(ErrorCode code, std::string_view rule, const std::string& what);
+  /// Who is to blame for a wait that lasts too long.
   Error timed_out() const;
-  [[nodiscard]] bool was_sent(const WaitState& waiting) const;
   [[nodiscard]] std::string where(RankId rank, std::size_t position) const;
   void compute_begins() { started_ = Clock::now(); }
 

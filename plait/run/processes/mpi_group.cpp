@@ -6,6 +6,7 @@
 #include "plait/run/processes/mpi_transport.h"
 #include "plait/run/processes/mpi_world.h"
 #include "plait/run/processes/node_memory.h"
+#include "plait/run/processes/node_states.h"
 #include "plait/run/processes/watch.h"
 
 #include <sys/prctl.h>
@@ -43,13 +44,17 @@ class MpiGroup final : public JobProcesses, public MpiUser {
 
   Result<> start_watch() {
     PLAIT_TRY_VOID(duplicate(control_));
-    std::string address;
-    if (index() == 0) {
-      PLAIT_TRY(address, watch_.listen());
-    }
-    PLAIT_TRY(address, broadcast(std::move(address)));
-    if (index() != 0) PLAIT_TRY_VOID(watch_.connect(address));
-    return watch_.start();
+    PLAIT_TRY(std::string address, watch_.listen());
+    PLAIT_TRY(const std::vector<std::string> addresses, exchange(std::move(address)));
+    PLAIT_TRY_VOID(watch_.connect(addresses));
+    PLAIT_TRY_VOID(watch_.start());
+    if (on_one_machine_ != OnOneMachine::kSharedMemory || size() == 1) return {};
+    states_.emplace(index(), size());
+    PLAIT_TRY(const std::vector<std::string> cards, exchange(states_->card()));
+    states_->reach(cards);
+    PLAIT_TRY_VOID(meet());
+    states_->close();
+    return {};
   }
 
   [[nodiscard]] int index() const override { return world_.index(); }
@@ -170,6 +175,11 @@ class MpiGroup final : public JobProcesses, public MpiUser {
     return std::shared_ptr<std::byte>(kept, kept->data());
   }
 
+  void lay_out(WaitTable& waits) override {
+    if (states_) states_->lay_out(waits);
+  }
+  std::vector<bool> hear_all() override { return watch_.hear_all(); }
+  void give_up(int process) override { watch_.give_up(process); }
   void show(std::shared_ptr<RankBoard> board) override { watch_.show(std::move(board)); }
   void hide() override { watch_.hide(); }
   void report(const Error& error) override { watch_.report(error); }
@@ -273,6 +283,7 @@ class MpiGroup final : public JobProcesses, public MpiUser {
   Clock::duration timeout_;
   OnOneMachine on_one_machine_;
   MpiWorld world_;
+  std::optional<NodeStates> states_;
   Watch watch_;
   MPI_Comm control_ = MPI_COMM_NULL;
   MpiRequests requests_;

@@ -22,22 +22,28 @@ namespace {
 
 enum Frame : std::uint8_t {
   kHello = 1,  ///< pass word, process, where
-  kBeat,       ///< states of the sender's ranks; from process 0 of all other processes' too
+  kBeat,       ///< states of the sender's ranks
+  kAsk,        ///< to be answered with a beat
   kFailed,     ///< an error that a process reports
-  kLost,       ///< process 0 gave a process up
+  kLost,       ///< the sender gave a process up
   kGoodBye,
 };
 
 /// What a beat says of one rank. Ages, since clocks differ between machines.
 struct RankBeat {
+  std::int64_t step = 0;
   std::int32_t rank = 0;
   std::int32_t position = 0;
   std::int32_t peer = kAbsent;
   TransferId transfer = kAbsent;
+  CollectiveId collective = kAbsent;
+  std::int32_t unused = 0;
   std::int64_t waited = 0;  ///< Clock ticks
 };
 
 constexpr std::chrono::milliseconds kGrace{500};  // for the process to end by itself behind a failure
+
+constexpr std::chrono::milliseconds kForStates{200};  // for others to say how far they are, behind a loss
 
 std::string own_name() {
   std::array<char, 256> host{};
@@ -73,6 +79,7 @@ Watch::Watch(int index, int size, Clock::duration timeout)
       size_(size),
       timeout_(timeout),
       interval_(std::clamp<Clock::duration>(timeout / 20, std::chrono::milliseconds(10), std::chrono::seconds(1))),
+      patience_(std::min<Clock::duration>(timeout / 4, std::chrono::milliseconds(500))),
       where_(fmt::format("process {} ({})", index, own_name())),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       peers_(static_cast<std::size_t>(size)) {}
@@ -91,29 +98,34 @@ Result<std::string> Watch::listen() {
   return fmt::format("{} {} {} {}", password_, listener.port, own_addresses(), where_);
 }
 
-Result<> Watch::connect(const std::string& address) {
-  std::istringstream in(address);
-  int port = 0;
-  std::string list;
-  in >> password_ >> port >> list;
-  Peer& first = peers_.front();
-  std::getline(in >> std::ws, first.where);
-  constexpr int kPatience = 3000;  // ms for each address
-  std::istringstream addresses(list);
-  for (std::string one; std::getline(addresses, one, ',');) {
-    const int socket = connect_to(one, port, kPatience);
-    if (socket < 0) continue;
-    first.connection = std::make_unique<WatchConnection>(socket);
-    first.connection->send(kHello, ByteWriter().put_bytes(password_).put(index_).put_bytes(where_).take());
-    return {};
+Result<> Watch::connect(const std::vector<std::string>& addresses) {
+  for (int process = 0; process < index_; ++process) {
+    std::istringstream in(addresses[static_cast<std::size_t>(process)]);
+    std::string password;
+    int port = 0;
+    std::string list;
+    in >> password >> port >> list;
+    Peer& peer = peers_[static_cast<std::size_t>(process)];
+    std::getline(in >> std::ws, peer.where);
+    constexpr int kPatience = 3000;  // ms for each address
+    std::istringstream one_by_one(list);
+    for (std::string one; !peer.connection && std::getline(one_by_one, one, ',');) {
+      const int socket = connect_to(one, port, kPatience);
+      if (socket < 0) continue;
+      peer.connection = std::make_unique<WatchConnection>(socket);
+      peer.connection->send(kHello, ByteWriter().put_bytes(password).put(index_).put_bytes(where_).take());
+    }
+    if (!peer.connection)
+      return make_error(ErrorCode::kTransport, "watch.connect",
+                        "process {}: process {} is not reached for signs of life at {} port {}", index_, process, list,
+                        port);
   }
-  return make_error(ErrorCode::kTransport, "watch.connect",
-                    "process {}: process 0 is not reached for signs of life at {} port {}", index_, list, port);
+  return {};
 }
 
 Result<> Watch::start() {
   const Clock::time_point deadline = Clock::now() + std::max<Clock::duration>(timeout_, std::chrono::seconds(10));
-  int missing = index_ == 0 ? size_ - 1 : 0;
+  int missing = size_ - 1 - index_;
   while (missing > 0) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
     if (left.count() <= 0 || !wait_readable(listener_, static_cast<int>(left.count()))) break;
@@ -135,7 +147,7 @@ Result<> Watch::start() {
       });
       if (!open) break;
     }
-    if (process < 1 || process >= size_ || peers_[static_cast<std::size_t>(process)].connection) continue;
+    if (process <= index_ || process >= size_ || peers_[static_cast<std::size_t>(process)].connection) continue;
     Peer& peer = peers_[static_cast<std::size_t>(process)];
     peer.connection = std::move(connection);
     peer.where = where;
@@ -143,12 +155,12 @@ Result<> Watch::start() {
   }
   if (missing > 0) {
     std::vector<int> absent;
-    for (int process = 1; process < size_; ++process)
+    for (int process = index_ + 1; process < size_; ++process)
       if (!peers_[static_cast<std::size_t>(process)].connection) absent.push_back(process);
-    return make_error(ErrorCode::kTransport, "watch.missing", "no sign of life from process {}",
+    return make_error(ErrorCode::kTransport, "watch.missing", "process {}: no sign of life from process {}", index_,
                       fmt::join(absent, ", "));
   }
-  for (Peer& peer : peers_) peer.heard = Clock::now();
+  for (Peer& peer : peers_) peer.heard.store(Clock::now());
   thread_ = std::thread([this] { loop(); });
   return {};
 }
@@ -169,6 +181,9 @@ void Watch::show(std::shared_ptr<RankBoard> board) {
   {
     const std::lock_guard lock(board_mutex_);
     board_ = std::move(board);
+    ++step_;
+    for (std::int32_t rank = board_->here.begin; rank < board_->here.end; ++rank)
+      (*board_->waits)[static_cast<std::size_t>(rank)].begin(step_);
   }
   if (failure()) stop();
 }
@@ -206,9 +221,10 @@ std::string Watch::own_states() const {
   const std::int64_t now = Clock::now().time_since_epoch().count();
   for (std::int32_t rank = board_->here.begin; rank < board_->here.end; ++rank) {
     const WaitState& state = (*board_->waits)[static_cast<std::size_t>(rank)];
-    RankBeat beat{.rank = rank, .peer = state.peer.load(std::memory_order_acquire)};
+    RankBeat beat{.step = step_, .rank = rank, .peer = state.peer.load(std::memory_order_acquire)};
     beat.position = state.position.load(std::memory_order_relaxed);
     beat.transfer = state.transfer.load(std::memory_order_relaxed);
+    beat.collective = state.collective.load(std::memory_order_relaxed);
     beat.waited = now - state.since.load(std::memory_order_relaxed);
     out.put(beat);
   }
@@ -223,9 +239,12 @@ void Watch::take_states(std::string_view states) {
     const auto beat = in.get<RankBeat>();
     const bool is_known = beat.rank >= 0 && static_cast<std::size_t>(beat.rank) < board_->waits->size();
     if (!is_known || board_->here.contains(RankId{beat.rank})) continue;
+    if (board_->waits->is_laid(static_cast<std::size_t>(beat.rank))) continue;  // seen at once
     WaitState& state = (*board_->waits)[static_cast<std::size_t>(beat.rank)];
+    state.step.store(beat.step, std::memory_order_release);
     state.position.store(beat.position, std::memory_order_relaxed);
     state.transfer.store(beat.transfer, std::memory_order_relaxed);
+    state.collective.store(beat.collective, std::memory_order_relaxed);
     state.since.store(now - beat.waited, std::memory_order_relaxed);
     state.peer.store(beat.peer, std::memory_order_release);
   }
@@ -233,14 +252,48 @@ void Watch::take_states(std::string_view states) {
 
 void Watch::send_beats() {
   const std::string own = own_states();
-  if (index_ != 0) {
-    if (peers_.front().connection) peers_.front().connection->send_beat(kBeat, own);  // none behind its end
-    return;
-  }
-  std::string all = own;
-  for (const Peer& peer : peers_) all += peer.states;
   for (const Peer& peer : peers_)
-    if (peer.connection) peer.connection->send_beat(kBeat, all);
+    if (peer.connection) peer.connection->send_beat(kBeat, own);
+}
+
+LostProcess Watch::silent_process(int process) const {
+  const Peer& peer = peers_[static_cast<std::size_t>(process)];
+  return {.process = process,
+          .how = LostProcess::How::kSilent,
+          .where = peer.where,
+          .silence = Clock::now() - peer.heard.load()};
+}
+
+std::vector<bool> Watch::silent_since(Clock::time_point asked) const {
+  std::vector<bool> silent(peers_.size());
+  for (std::size_t process = 0; process < peers_.size(); ++process) {
+    const Peer& peer = peers_[process];
+    silent[process] = static_cast<int>(process) != index_ && !peer.left.load() && peer.heard.load() < asked;
+  }
+  return silent;
+}
+
+std::vector<bool> Watch::hear_all() {
+  const Clock::time_point asked = Clock::now();
+  is_to_ask_.store(true);
+  wake();
+  for (;;) {
+    std::vector<bool> silent = silent_since(asked);
+    const bool is_through = std::find(silent.begin(), silent.end(), true) == silent.end();
+    if (is_through || failure() || Clock::now() > asked + patience_) return silent;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void Watch::give_up(int process) {
+  {
+    const std::lock_guard lock(mutex_);
+    given_up_.push_back(process);
+  }
+  wake();
+  // The watch's thread has nothing else to wait for.
+  const Clock::time_point end = Clock::now() + patience_;
+  while (!failure() && Clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 void Watch::tell_others(std::uint8_t kind, const std::string& payload, int except) {
@@ -274,31 +327,42 @@ void Watch::fail(const Error& error) {
   if (board_ != nullptr) board_->stop();
 }
 
+/// The first that knows of a loss tells all, and each tells how far its ranks are: then the ranks that wait for the lost
+/// ones are known everywhere.
 void Watch::lose(const LostProcess& lost) {
-  if (failure() || leaving_.load()) return;
-  if (index_ == 0) tell_others(kLost, encode(lost), lost.process);
+  if (lost_ || failure() || leaving_.load()) return;
+  lost_ = lost;
+  lost_at_ = Clock::now();
+  send_beats();
+  tell_others(kLost, encode(lost), lost.process);
+}
+
+void Watch::settle_loss() {
+  if (!lost_ || failure()) return;
+  const bool all_said = std::all_of(peers_.begin(), peers_.end(), [this](const Peer& peer) {
+    return peer.has_lost || !peer.connection || &peer == &peers_[static_cast<std::size_t>(lost_->process)];
+  });
+  if (!all_said && Clock::now() < lost_at_ + kForStates) return;
   Error error;
   {
     const std::lock_guard lock(board_mutex_);
-    error = board_ != nullptr ? board_->explain(lost) : explain_between_steps(lost);
+    error = board_ != nullptr ? board_->explain(*lost_) : explain_between_steps(*lost_);
   }
   fail(error);
 }
 
 bool Watch::on_frame(int process, std::uint8_t kind, std::string_view payload) {
   Peer& peer = peers_[static_cast<std::size_t>(process)];
-  peer.heard = Clock::now();
+  peer.heard.store(Clock::now());
   switch (kind) {
-    case kBeat:
-      peer.states = payload;
-      take_states(payload);
+    case kBeat: take_states(payload); return true;
+    case kAsk: peer.connection->send_beat(kBeat, own_states()); return true;
+    case kFailed: fail(decode_error(payload)); return true;
+    case kLost:
+      peer.has_lost = true;
+      lose(decode_lost(payload));
       return true;
-    case kFailed:
-      if (index_ == 0) tell_others(kFailed, std::string(payload), process);
-      fail(decode_error(payload));
-      return true;
-    case kLost: lose(decode_lost(payload)); return true;
-    case kGoodBye: peer.left = true; return true;
+    case kGoodBye: peer.left.store(true); return true;
     default: return true;
   }
 }
@@ -308,57 +372,53 @@ void Watch::read_peer(int process) {
   const bool open = peer.connection->read(
       [&](std::uint8_t kind, std::string_view payload) { return on_frame(process, kind, payload); });
   if (open) return;
-  const bool left = peer.left;
-  const LostProcess lost{
-      .process = process, .how = LostProcess::How::kGone, .where = peer.where, .silence = Clock::now() - peer.heard};
+  LostProcess lost = silent_process(process);
+  lost.how = LostProcess::How::kGone;
   peer.connection.reset();
-  if (!left) lose(lost);
-}
-
-/// What a silent process's ranks waited for when it was last heard says nothing any more: they would be taken for waiting
-/// themselves, and another rank would be blamed.
-void Watch::forget_waits(int process) {
-  RankRange lost;
-  {
-    const std::lock_guard lock(board_mutex_);
-    if (board_ == nullptr) return;
-    lost = ranks_of_process(process, size_, static_cast<int>(board_->waits->size()));
-  }
-  Peer& peer = peers_[static_cast<std::size_t>(process)];
-  ByteWriter states;
-  for (ByteReader in(peer.states); !in.done();) {
-    auto beat = in.get<RankBeat>();
-    if (lost.contains(RankId{beat.rank})) beat.peer = kAbsent;
-    states.put(beat);
-  }
-  peer.states = states.take();
-  take_states(peer.states);
+  if (!peer.left.load()) lose(lost);
 }
 
 void Watch::look_for_silence() {
-  const Clock::time_point now = Clock::now();
+  std::vector<int> given_up;
+  {
+    const std::lock_guard lock(mutex_);
+    given_up.swap(given_up_);
+  }
+  for (const int process : given_up) lose(silent_process(process));
   for (int process = 0; process < size_; ++process) {
-    Peer& peer = peers_[static_cast<std::size_t>(process)];
-    if (!peer.connection || peer.left) continue;
-    constexpr int kMissed = 4;  // beats
-    if (now - peer.heard > kMissed * interval_) forget_waits(process);
-    if (now - peer.heard < timeout_) continue;
-    lose({.process = process, .how = LostProcess::How::kSilent, .where = peer.where, .silence = now - peer.heard});
+    const Peer& peer = peers_[static_cast<std::size_t>(process)];
+    if (!peer.connection || peer.left.load() || Clock::now() - peer.heard.load() < timeout_) continue;
+    lose(silent_process(process));
   }
 }
 
 void Watch::look_for_overdue() {
-  std::optional<Error> overdue;
-  {
+  const auto ask_board = [this](const std::vector<bool>& silent) {
     const std::lock_guard lock(board_mutex_);
-    if (board_ != nullptr && board_->overdue) overdue = board_->overdue();
+    return board_ != nullptr && board_->overdue ? board_->overdue(silent) : std::nullopt;
+  };
+  if (failure()) return;
+  std::optional<Overdue> overdue = ask_board(std::vector<bool>(peers_.size()));
+  if (!overdue) {
+    overdue_since_.reset();
+    return;
   }
-  if (!overdue || failure()) return;
+  // What is known of other machines may be old.
+  if (!overdue_since_) {
+    overdue_since_ = Clock::now();
+    tell_others(kAsk, {}, index_);
+  }
+  const std::vector<bool> silent = silent_since(*overdue_since_);
+  const bool is_through = std::find(silent.begin(), silent.end(), true) == silent.end();
+  if (!is_through && Clock::now() < *overdue_since_ + patience_) return;
+  overdue = ask_board(silent);
+  if (!overdue) return;
+  if (silent[static_cast<std::size_t>(overdue->process)]) return lose(silent_process(overdue->process));
   {
     const std::lock_guard lock(mutex_);
-    reports_.push_back(*overdue);
+    reports_.push_back(overdue->error);
   }
-  fail(*overdue);
+  fail(overdue->error);
   wake();
 }
 
@@ -375,7 +435,10 @@ void Watch::loop() {
       waiting.push_back({.fd = peer.connection->socket(), .events = events, .revents = 0});
       processes.push_back(process);
     }
-    const auto rest = std::chrono::ceil<std::chrono::milliseconds>(next_beat - Clock::now());
+    Clock::time_point next_look = next_beat;
+    if (lost_ && !failure()) next_look = std::min(next_look, lost_at_ + kForStates);
+    if (overdue_since_ && !failure()) next_look = std::min(next_look, *overdue_since_ + patience_);
+    const auto rest = std::chrono::ceil<std::chrono::milliseconds>(next_look - Clock::now());
     ::poll(waiting.data(), waiting.size(), static_cast<int>(std::max<std::int64_t>(rest.count(), 0)));
     std::uint64_t rings = 0;
     [[maybe_unused]] const ssize_t heard = ::read(wake_, &rings, sizeof rings);
@@ -385,12 +448,14 @@ void Watch::loop() {
       connection->flush();
       read_peer(process);
     }
+    if (is_to_ask_.exchange(false)) tell_others(kAsk, {}, index_);
     send_reports();
     if (Clock::now() >= next_beat) {
       send_beats();
       next_beat = Clock::now() + interval_;
     }
     look_for_silence();
+    settle_loss();
     look_for_overdue();
     std::function<void(const Error&)> end;
     std::optional<Error> failed;

@@ -5,6 +5,7 @@
 //     probe messages                messages of many forms and sizes
 //     probe links                   emulated links and ports, over four ranks: nothing arrives before its time
 //     probe hang                    a step in which rank 2 of 4 hangs behind everything that others wait for
+//     probe harm SIGNAL RANK        a step in which this one of four ranks sends itself a signal in the midst of a send
 //     probe not-finite FOLDER       runs that pass over batches whose loss or gradient is not finite
 //
 // With "over-mpi" in front of these words the processes speak as if each was on a machine of its own.
@@ -12,6 +13,7 @@
 // Prints "same NAME" or "differs NAME: what" a case, and "cases N" at the end; exits with 1 if anything differs.
 
 #include "plait/base/files.h"
+#include "plait/run/engine/blame.h"
 #include "plait/run/engine/byte_stream.h"
 #include "plait/run/engine/delayed_transport.h"
 #include "plait/run/engine/rank_threads.h"
@@ -32,6 +34,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -464,6 +467,56 @@ Result<> hang(const std::shared_ptr<JobProcesses>& job) {
   return {};
 }
 
+/// Lets a rank send a signal to its process in the second step, instead of a message.
+class Harms final : public ForwardingTransport {
+ public:
+  Harms(std::unique_ptr<Transport> inner, TransferId id, int signal)
+      : ForwardingTransport(std::move(inner)), id_(id), signal_(signal) {}
+  void begin_step() override {
+    ++step_;
+    ForwardingTransport::begin_step();
+  }
+  void send(TransferId id, Message&& message) override {
+    if (id == id_ && step_ == 2) {
+      // Others wait for what comes from here, and their states are known, by beats too.
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      std::fputs("now\n", stderr);
+      ::raise(signal_);
+    }
+    ForwardingTransport::send(id, std::move(message));
+  }
+
+ private:
+  TransferId id_;
+  int signal_;
+  int step_ = 0;
+};
+
+Result<> harm(const std::shared_ptr<JobProcesses>& job, int signal, RankId victim) {
+  PLAIT_TRY(const VerifiedProgram program,
+            program_of("1f1b", ScheduleShape{.ranks = 4, .microbatches = 4, .layers = kLayers}));
+  PLAIT_TRY(const BoundProgram bound, bind(program.program()));
+  const std::vector<BoundInstr>& row = bound.rows[victim.index()].instrs;
+  std::vector<std::size_t> sends;
+  for (std::size_t at = 0; at < row.size(); ++at)
+    if (std::holds_alternative<BoundSend>(row[at])) sends.push_back(at);
+  const std::size_t at = sends[sends.size() / 2];
+  if (job->index() == process_of_rank(victim, job->size(), 4)) {
+    std::printf("harm at %s\n", place_in_row(program.program(), victim, at).c_str());
+    std::fflush(stdout);
+  }
+  EngineOptions options;
+  options.processes = job;
+  options.timeout_seconds = 2;
+  options.wrap_transport = [&](std::unique_ptr<Transport> inner,
+                               ProcessGroup* /*processes*/) -> Result<std::unique_ptr<Transport>> {
+    return std::unique_ptr<Transport>(
+        std::make_unique<Harms>(std::move(inner), std::get<BoundSend>(row[at]).transfer, signal));
+  };
+  PLAIT_TRY(const Outcome outcome, train(program, config_of(false, HeadTying::kUntied), options));
+  return {};
+}
+
 /// A run folder's bytes, but for times.
 std::string bytes_of(const std::filesystem::path& run) {
   std::string all;
@@ -503,6 +556,7 @@ Result<> check_not_finite(const std::shared_ptr<JobProcesses>& job, const std::f
 Result<> run(const std::shared_ptr<JobProcesses>& job, const std::vector<std::string>& words) {
   if (words.at(0) == "not-finite") return check_not_finite(job, words.at(1));
   if (words.at(0) == "hang") return hang(job);
+  if (words.at(0) == "harm") return harm(job, std::atoi(words.at(1).c_str()), RankId{std::atoi(words.at(2).c_str())});
   if (words.at(0) == "collectives") return check_collectives(job);
   if (words.at(0) == "links") return check_links(job);
   if (words.at(0) == "messages") return check_messages(job);
