@@ -111,8 +111,7 @@ double limit_between(const Programs& programs, EngineOptions options) {
   return (norms[kSteps / 2 - 1] + norms[kSteps / 2]) / 2;
 }
 
-class PostValidation
-    : public ::testing::TestWithParam<std::tuple<std::string, ComputeType, OptimizerKind, HostReads>> {
+class PostValidation : public ::testing::TestWithParam<std::tuple<std::string, ComputeType, OptimizerKind, HostReads>> {
  protected:
   [[nodiscard]] static EngineOptions options() {
     return {.type = std::get<1>(GetParam()),

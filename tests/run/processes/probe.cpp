@@ -533,21 +533,30 @@ std::string bytes_of(const std::filesystem::path& run) {
   return all;
 }
 
+/// Over processes also with steps that are validated behind the norm; over threads they wait for it.
 Result<> check_not_finite(const std::shared_ptr<JobProcesses>& job, const std::filesystem::path& folder) {
   for (const Spoilt spoilt : {Spoilt::kLoss, Spoilt::kGradient}) {
     for (const OnNan choice : {OnNan::kSkip, OnNan::kRollback}) {
       const std::string name =
           fmt::format("{} {}", to_string(choice), spoilt == Spoilt::kLoss ? "of a loss" : "of a gradient");
-      PLAIT_TRY(const TrainJob what, spoilt_job(spoilt_rows(12, {3, 5})));
-      Notes notes;
-      TrainOptions options = spoilt_options(folder / name / "processes", 6, choice, spoilt);
-      options.engine.processes = job;
-      PLAIT_TRY_VOID(train(what, options, notes, [] { return false; }));
+      const auto run_to = [&](const std::string& where, StepOrder order, TrainOptions options) -> Result<> {
+        PLAIT_TRY(const TrainJob what, spoilt_job(spoilt_rows(12, {3, 5}), order));
+        options.out = folder / name / where;
+        Notes notes;
+        PLAIT_TRY_VOID(train(what, options, notes, [] { return false; }));
+        return {};
+      };
+      const TrainOptions alone = spoilt_options(folder, 6, choice, spoilt);
+      TrainOptions spread = alone;
+      spread.engine.processes = job;
+      PLAIT_TRY_VOID(run_to("processes", StepOrder::kBehindNorm, spread));
+      PLAIT_TRY_VOID(run_to("validated", StepOrder::kPostValidated, spread));
       if (job->index() != 0) continue;
-      options = spoilt_options(folder / name / "threads", 6, choice, spoilt);
-      PLAIT_TRY_VOID(train(what, options, notes, [] { return false; }));
-      const bool same = bytes_of(folder / name / "processes") == bytes_of(folder / name / "threads");
-      say(*job, name, same ? "" : "the run folders");
+      PLAIT_TRY_VOID(run_to("threads", StepOrder::kBehindNorm, alone));
+      for (const char* where : {"processes", "validated"}) {
+        const bool same = bytes_of(folder / name / where) == bytes_of(folder / name / "threads");
+        say(*job, name + " " + where, same ? "" : "the run folders");
+      }
     }
   }
   return {};
