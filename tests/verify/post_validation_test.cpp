@@ -59,7 +59,7 @@ TEST(PostValidation, JudgesByANormThatIsUnderWay) {
   EXPECT_THAT(found(with("all_reduce(norm)@0 " + kTail, "all_reduce(norm)@0 wait(all_reduce,norm) " + kTail)),
               ElementsAre(Pair("verify.wait_without_collective", 1)));
   EXPECT_THAT(found(with("all_reduce(norm)@0 " + kTail, kTail + " all_reduce(norm)@0")),
-              ElementsAre(Pair("verify.step_before_norm", 1)));
+              ElementsAre(Pair("verify.wait_without_collective", 1)));
 }
 
 TEST(PostValidation, TheNormMayBeginBehindTheSteps) {
