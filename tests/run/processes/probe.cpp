@@ -539,24 +539,22 @@ Result<> check_not_finite(const std::shared_ptr<JobProcesses>& job, const std::f
     for (const OnNan choice : {OnNan::kSkip, OnNan::kRollback}) {
       const std::string name =
           fmt::format("{} {}", to_string(choice), spoilt == Spoilt::kLoss ? "of a loss" : "of a gradient");
-      const auto run_to = [&](const std::string& where, StepOrder order, TrainOptions options) -> Result<> {
+      const auto run_to = [&](const std::string& where, StepOrder order,
+                              const std::shared_ptr<ProcessGroup>& processes) -> Result<> {
         PLAIT_TRY(const TrainJob what, spoilt_job(spoilt_rows(12, {3, 5}), order));
-        options.out = folder / name / where;
+        TrainOptions options = spoilt_options(folder / name / where, 6, choice, spoilt);
+        options.engine.processes = processes;
         Notes notes;
         PLAIT_TRY_VOID(train(what, options, notes, [] { return false; }));
         return {};
       };
-      const TrainOptions alone = spoilt_options(folder, 6, choice, spoilt);
-      TrainOptions spread = alone;
-      spread.engine.processes = job;
-      PLAIT_TRY_VOID(run_to("processes", StepOrder::kBehindNorm, spread));
-      PLAIT_TRY_VOID(run_to("validated", StepOrder::kPostValidated, spread));
+      PLAIT_TRY_VOID(run_to("processes", StepOrder::kBehindNorm, job));
+      PLAIT_TRY_VOID(run_to("validated", StepOrder::kPostValidated, job));
       if (job->index() != 0) continue;
-      PLAIT_TRY_VOID(run_to("threads", StepOrder::kBehindNorm, alone));
-      for (const char* where : {"processes", "validated"}) {
-        const bool same = bytes_of(folder / name / where) == bytes_of(folder / name / "threads");
-        say(*job, name + " " + where, same ? "" : "the run folders");
-      }
+      PLAIT_TRY_VOID(run_to("threads", StepOrder::kBehindNorm, nullptr));
+      const std::string expected = bytes_of(folder / name / "threads");
+      for (const char* where : {"processes", "validated"})
+        say(*job, name + " " + where, bytes_of(folder / name / where) == expected ? "" : "the run folders");
     }
   }
   return {};
