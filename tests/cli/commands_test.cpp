@@ -328,7 +328,7 @@ TEST(PostValidation, IsRefusedWhereNothingSteps) {
 
 TEST(PostValidation, OfAProgramDemandsOneWithoutANorm) {
   const TemporaryFolder folder;
-  const Outcome lowered = run_plait(with({"schedule", "lower", "zb-h1", "--format", "plait"}, kP4M8));
+  const Outcome lowered = run_plait(with({"schedule", "lower", "zb-h1", "--format", "text"}, kP4M8));
   ASSERT_EQ(lowered.exit_code, 0) << lowered.err;
   write_text(folder.file("waits.plait"), lowered.out);
   const Outcome refused = run_plait({"schedule", "check", "waits.plait", "--post-validation"}, folder.path());
