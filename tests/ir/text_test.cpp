@@ -277,9 +277,10 @@ INSTANTIATE_TEST_SUITE_P(
                   "f:15:15: expected a micro-batch (a number), found '2147483648'"},
         Malformed{"negative", damaged("0B0", "0B-1"), "text.syntax",
                   "f:15:15: expected a micro-batch (a number), found '-1'"},
-        Malformed{"word", damaged("0B0", "sned(act,0>1,0)->1"), "text.syntax",
-                  "f:15:13: expected send, recv, wait, free, add, step, validate, batch or the name of a collective, found "
-                  "'sned(act,0>1,0)->1'"},
+        Malformed{
+            "word", damaged("0B0", "sned(act,0>1,0)->1"), "text.syntax",
+            "f:15:13: expected send, recv, wait, free, add, step, validate, batch or the name of a collective, found "
+            "'sned(act,0>1,0)->1'"},
         Malformed{"arrow", damaged("0B0", "send(act,0>1,0)<-1"), "text.syntax",
                   "f:15:28: expected '->' and the peer's rank, found '<-1'"},
         Malformed{
