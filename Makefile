@@ -16,7 +16,7 @@ CUDA_TARGETS ?= plait plait-run
 SANITIZERS ?= asan-ubsan tsan
 SANITIZE_LABELS ?= unit dist
 
-.PHONY: help setup build build-cuda train test lint format bench bench-peers oracle validate sanitize fuzz clean
+.PHONY: help setup build build-cuda train test lint format bench bench-peers reference oracle validate sanitize fuzz clean
 
 help:  ## say what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -62,6 +62,10 @@ bench: build  ## build and run the benchmarks (flags: make bench ARGS="--benchma
 bench-peers: build  ## time training steps of Plait and PyTorch in turn (flags: make bench-peers ARGS="--configs A B")
 	@scripts/setup oracle
 	@scripts/bench-peers $(ARGS)
+
+reference: build  ## write docs/reference.md anew: all commands and flags
+	@scripts/write-reference --plait $(BIN)/plait
+	@echo "make: wrote docs/reference.md"
 
 oracle:  ## compare with full PyTorch and transformers, in an environment of their own (.venv-oracle)
 	@scripts/setup oracle

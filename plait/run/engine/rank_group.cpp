@@ -142,8 +142,12 @@ void RankGroup::begin_contribution() {
   if (is_whole()) return;
   for (ParameterStorage* storage : storages_) {
     if (storage == nullptr) continue;
-    for (at::Tensor& grad : storage->grads)
-      if (!grad.defined()) grad = at::zeros(storage->shape, at::TensorOptions().dtype(master_type_).device(device_));
+    for (std::size_t use = 0; use < storage->grads.size(); ++use) {
+      at::Tensor& grad = storage->grads[use];
+      if (grad.defined()) continue;
+      grad = at::empty(storage->shape, at::TensorOptions().dtype(master_type_).device(device_));
+      storage->empty_grad(use);
+    }
   }
 }
 
@@ -151,16 +155,10 @@ void RankGroup::fold() {
   if (std::exchange(folded_, true)) return;
   const KernelScope timed(KernelKind::kCopy);
   for (ParameterStorage* storage : storages_) {
-    if (storage == nullptr) continue;
-    for (std::size_t use = 1; use < storage->grads.size(); ++use) {
-      at::Tensor& grad = storage->grads[use];
-      if (!grad.defined()) continue;
-      storage->grads.front().add_(grad);
-      if (is_whole())
-        grad.zero_();
-      else
-        grad.reset();
-    }
+    if (storage == nullptr || !storage->grads.front().defined()) continue;
+    storage->fold_grads();
+    if (!is_whole())
+      for (std::size_t use = 1; use < storage->grads.size(); ++use) storage->grads[use].reset();
   }
 }
 

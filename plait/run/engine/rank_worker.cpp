@@ -75,7 +75,7 @@ KernelLog* RankWorker::begin_log(const StepContext& context) {
 
 void RankWorker::begin_training_step() {
   const KernelScope timed(KernelKind::kZeroGrads);
-  parameters_.zero_grads();
+  parameters_.empty_grads();
   for (RankGroup& group : groups_) group.begin_step();
   clip_factor_ = 1;
   refuses_update_ = false;

@@ -210,10 +210,10 @@ ParameterSet ParameterSet::create(const ModelConfig& config, ComputeType type, c
   return set;
 }
 
-const ParameterStorage& ParameterSet::storage(const std::string& first_name) const {
-  const auto found = storages_.find(first_name);
-  PLAIT_CHECK(found != storages_.end(), "{} is not among the parameters of this rank", first_name);
-  return found->second;
+ParameterStorage& ParameterSet::storage(const std::string& first_name) {
+  ParameterStorage* found = find_storage(first_name);
+  PLAIT_CHECK(found != nullptr, "{} is not among the parameters of this rank", first_name);
+  return *found;
 }
 
 ParameterStorage* ParameterSet::find_storage(const std::string& first_name) {
@@ -226,10 +226,30 @@ void ParameterSet::refresh_compute() {
     if (storage.share.is_whole() && !storage.compute.is_same(storage.master)) storage.compute.copy_(storage.master);
 }
 
-void ParameterSet::zero_grads() {
+void ParameterStorage::empty_grad(std::size_t use) {
+  if (is_of_products && use + 1 == grads.size())
+    is_blank = true;
+  else
+    grads[use].zero_();
+}
+
+void ParameterStorage::fold_grads() {
+  if (grads.size() == 1) {
+    if (std::exchange(is_blank, false)) grads.front().zero_();
+    return;
+  }
+  for (std::size_t use = 1; use < grads.size(); ++use) {
+    const bool is_empty = !grads[use].defined() || (is_blank && use + 1 == grads.size());
+    if (is_empty) continue;
+    grads.front().add_(grads[use]);
+    empty_grad(use);
+  }
+}
+
+void ParameterSet::empty_grads() {
   for (auto& [name, storage] : storages_)
     if (storage.share.is_whole())
-      for (const at::Tensor& grad : storage.grads) grad.zero_();
+      for (std::size_t use = 0; use < storage.grads.size(); ++use) storage.empty_grad(use);
   for (auto& [name, parameter] : by_name_)
     if (!parameter.compute.defined()) parameter.grads.front().zero_();
 }

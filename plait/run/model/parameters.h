@@ -82,9 +82,16 @@ struct ParameterStorage {
   at::Tensor master;
   at::Tensor compute;
   std::vector<at::Tensor> grads;  ///< one per use on this rank: embed's first, then head's of a tied table
+  bool is_of_products = false;    ///< only a linear layer adds to the last accumulator: it may overwrite instead
+  bool is_blank = false;          ///< the last accumulator holds nothing that counts; the next product overwrites it
   Share share;
   std::vector<std::int64_t> shape;
   std::vector<StorageMember> members;
+
+  /// Adds the accumulators of all uses into the first, in their order; those of the others hold nothing then.
+  void fold_grads();
+  /// Zeroes the accumulator of a use, or leaves it blank until the next product.
+  void empty_grad(std::size_t use);
 };
 
 /// The parameters of some parts of the chain on one rank.
@@ -109,7 +116,7 @@ class ParameterSet {
   [[nodiscard]] const std::map<std::string, Parameter>& by_name() const { return by_name_; }
 
   /// The allocation whose first tensor has this name. \throws InternalError if the set does not hold it
-  [[nodiscard]] const ParameterStorage& storage(const std::string& first_name) const;
+  [[nodiscard]] ParameterStorage& storage(const std::string& first_name);
   /// The same; null if the set does not hold it.
   [[nodiscard]] ParameterStorage* find_storage(const std::string& first_name);
   [[nodiscard]] ComputeType type() const { return type_; }
@@ -121,7 +128,8 @@ class ParameterSet {
   void initialize(std::uint64_t seed);
   /// Copies master to compute where they differ.
   void refresh_compute();
-  void zero_grads();
+  /// What the accumulators hold counts no more.
+  void empty_grads();
 
  private:
   ModelConfig config_;

@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/mm.h>
@@ -209,7 +210,7 @@ TEST(Loops, AccumulateRows) {
   });
 }
 
-TEST(Gemm, WeightGradientsAddUp) {
+TEST(Gemm, WeightGradientsAddUpOrOverwrite) {
   for (const auto& [type, tolerance] : {std::pair(at::kDouble, 1e-14), {at::kFloat, 1e-5}, {at::kBFloat16, 5e-3}})
     for (const WeightLayout layout : {WeightLayout::kOutIn, WeightLayout::kInOut}) {
       const at::Tensor x = random({37, 21}, type);
@@ -217,9 +218,13 @@ TEST(Gemm, WeightGradientsAddUp) {
       const at::Tensor first = layout == WeightLayout::kOutIn ? dy : x;
       const at::Tensor second = layout == WeightLayout::kOutIn ? x : dy;
       const at::Tensor grad = random({first.size(1), second.size(1)}, type == at::kDouble ? at::kDouble : at::kFloat);
-      const at::Tensor expected = grad.to(at::kDouble) + at::mm(first.to(at::kDouble).t(), second.to(at::kDouble));
+      const at::Tensor product = at::mm(first.to(at::kDouble).t(), second.to(at::kDouble));
+      const at::Tensor expected = grad.to(at::kDouble) + product;
       accumulate_weight_grad(grad, x, dy, layout);
       EXPECT_LT(relative_error(grad, expected), tolerance);
+      const at::Tensor blank = at::full_like(grad, std::numeric_limits<double>::quiet_NaN());
+      accumulate_weight_grad(blank, x, dy, layout, Accumulate::kOverwrite);
+      EXPECT_LT(relative_error(blank, product), tolerance);
     }
 }
 

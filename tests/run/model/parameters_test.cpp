@@ -55,7 +55,7 @@ TEST(ParameterSet, HoldsWhatItsPartsUse) {
 TEST(ParameterSet, FusedTensorsAreRowsOfOneAllocation) {
   const ModelConfig config = tiny_config(ModelFamily::kQwen2);
   for (const ComputeType type : {ComputeType::kFloat32, ComputeType::kBFloat16, ComputeType::kFloat64}) {
-    const ParameterSet set = initialized(config, all_parts(config), type, 1);
+    ParameterSet set = initialized(config, all_parts(config), type, 1);
     const ParameterStorage& qkv = set.storage("model.layers.1.self_attn.q_proj.weight");
     const auto& k = set.by_name().at("model.layers.1.self_attn.k_proj.weight");
     const auto rows = [&](const at::Tensor& whole) { return whole.narrow(0, 16, 8).const_data_ptr(); };

@@ -9,6 +9,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 namespace plait::test {
 namespace {
 
@@ -208,8 +210,33 @@ TEST_P(Parts, GradientsAddUpOverMicrobatches) {
                          .targets = both.targets.narrow(0, row, 1),
                          .loss_scale = both.loss_scale});
   EXPECT_THAT(differing(gradients(parameters), gradients(expected), 1e-13), testing::IsEmpty());
-  parameters.zero_grads();
-  for (const auto& [name, grad] : gradients(parameters)) EXPECT_EQ(grad.abs().max().item<double>(), 0) << name;
+}
+
+// What they held before counts no more, though nothing zeroed it.
+TEST_P(Parts, EmptiedGradientsBeginAnew) {
+  const ModelConfig config = tiny_config(GetParam());
+  ParameterSet parameters = ParameterSet::create(config, all_parts(config), ComputeType::kFloat64);
+  randomize(parameters, 17);
+  const auto fold_all = [&] {
+    for (const ParameterSpec& spec : parameter_specs(config))
+      if (ParameterStorage* storage = parameters.find_storage(spec.name)) storage->fold_grads();
+  };
+  const SliceData data = random_data(config, 2, 6, 3);
+  run_stages(config, parameters, {}, data);
+  fold_all();
+  const TensorMap first = gradients(parameters);
+  for (const auto& [name, grad] : first) EXPECT_GT(grad.abs().max().item<double>(), 0) << name;
+  for (auto& [name, parameter] : parameters.by_name())
+    for (const at::Tensor& grad : parameter.grads) grad.fill_(std::numeric_limits<double>::quiet_NaN());
+  parameters.empty_grads();
+  run_stages(config, parameters, {}, data);
+  fold_all();
+  EXPECT_THAT(differing(gradients(parameters), first, 0), testing::IsEmpty());
+  // Where nothing comes, the sum is zero.
+  parameters.empty_grads();
+  fold_all();
+  for (auto& [name, parameter] : parameters.by_name())
+    EXPECT_EQ(parameter.grads.front().abs().max().item<double>(), 0) << name;
 }
 
 std::string family_name(const testing::TestParamInfo<ModelFamily>& family) {

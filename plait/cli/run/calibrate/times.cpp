@@ -176,7 +176,7 @@ void time_steps(ComputeType type, const TimeOptions& options, host::TypeCosts& c
       auto optimizer = std::make_shared<RankOptimizer>(*options_of, std::vector<std::vector<Parameter*>>{all});
       return [=] {
         const double start = now();
-        set->zero_grads();
+        set->empty_grads();
         optimizer->begin_step();
         double sum = 0;
         for (const Parameter* parameter : all) sum += square_sum(parameter->grads.front());

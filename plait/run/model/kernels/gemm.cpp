@@ -39,21 +39,21 @@ GemmShape shape_of(std::int64_t rows, const at::Tensor& weight, WeightLayout lay
   return {.rows = rows, .inputs = weight.size(out_first ? 1 : 0), .outputs = weight.size(out_first ? 0 : 1)};
 }
 
-/// grad += rows^T columns with bf16 factors and fp32 sums, by the GEMM of MKL inside libtorch.
+/// grad = beta grad + rows^T columns with bf16 factors and fp32 sums, by the GEMM of MKL inside libtorch.
 /// \returns false if this processor has none, or the tensors are not such
-bool accumulate_bf16_product(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& columns) {
+bool accumulate_bf16_product(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& columns, float beta) {
   constexpr int kRowMajor = 101;
   constexpr int kNoTranspose = 111;
   constexpr int kTranspose = 112;
-  if (!has_fast_bf16_gemm() || !grad.is_cpu() || grad.scalar_type() != at::kFloat ||
-      rows.scalar_type() != at::kBFloat16 || columns.scalar_type() != at::kBFloat16 || !grad.is_contiguous() ||
-      !rows.is_contiguous() || !columns.is_contiguous())
+  if (!has_fast_bf16_gemm() || grad.scalar_type() != at::kFloat || rows.scalar_type() != at::kBFloat16 ||
+      columns.scalar_type() != at::kBFloat16 || !grad.is_contiguous() || !rows.is_contiguous() ||
+      !columns.is_contiguous())
     return false;
   const auto m = static_cast<int>(grad.size(0));
   const auto n = static_cast<int>(grad.size(1));
   const auto k = static_cast<int>(rows.size(0));
   cblas_gemm_bf16bf16f32(kRowMajor, kTranspose, kNoTranspose, m, n, k, 1.0F, rows.const_data_ptr(), m,
-                         columns.const_data_ptr(), n, 1.0F, static_cast<float*>(grad.mutable_data_ptr()), n);
+                         columns.const_data_ptr(), n, beta, static_cast<float*>(grad.mutable_data_ptr()), n);
   return true;
 }
 
@@ -90,16 +90,23 @@ void linear_input_grad_into(at::Tensor& dx, const at::Tensor& dy, const at::Tens
   at::mm_out(dx, dy, layout == WeightLayout::kOutIn ? weight : weight.t());
 }
 
-void accumulate_weight_grad(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& dy, WeightLayout layout) {
+void accumulate_weight_grad(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& dy, WeightLayout layout,
+                            Accumulate how) {
   const KernelScope timed(KernelKind::kGemmWeightGrad, shape_of(x.size(0), grad, layout));
   const at::Tensor& rows = layout == WeightLayout::kOutIn ? dy : x;
   const at::Tensor& columns = layout == WeightLayout::kOutIn ? x : dy;
-  if (grad.scalar_type() == rows.scalar_type())
-    grad.addmm_(rows.t(), columns);
-  else if (grad.is_cuda())
-    grad.add_(at::mm(rows.t(), columns, grad.scalar_type()));  // not rounded on its way
-  else if (!accumulate_bf16_product(grad, rows, columns))
-    grad.add_(at::mm(rows.t(), columns));
+  const int beta = how == Accumulate::kAdd ? 1 : 0;
+  if (grad.scalar_type() == rows.scalar_type()) {
+    grad.addmm_(rows.t(), columns, beta);
+    return;
+  }
+  if (grad.is_cpu() && accumulate_bf16_product(grad, rows, columns, static_cast<float>(beta))) return;
+  const at::Tensor product = grad.is_cuda() ? at::mm(rows.t(), columns, grad.scalar_type())  // not rounded on its way
+                                            : at::mm(rows.t(), columns);
+  if (how == Accumulate::kOverwrite)
+    grad.copy_(product);
+  else
+    grad.add_(product);
 }
 
 void accumulate_bias_grad(const at::Tensor& grad, const at::Tensor& dy) {

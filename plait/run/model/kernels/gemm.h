@@ -34,10 +34,14 @@ at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& weight, Wei
 /// The same into `dx` [R,K], which may be rows of a larger tensor.
 void linear_input_grad_into(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& weight, WeightLayout layout);
 
-/// grad += gradient of the weight of `linear`, inside the GEMM where the types allow.
+/// What becomes of what an accumulator holds.
+enum class Accumulate : std::uint8_t { kAdd, kOverwrite };
+
+/// grad += (or =) gradient of the weight of `linear`, inside the GEMM where the types allow.
 ///
 /// \param grad  laid out as the weight; fp32 where x and dy are bf16, else their type
-void accumulate_weight_grad(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& dy, WeightLayout layout);
+void accumulate_weight_grad(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& dy, WeightLayout layout,
+                            Accumulate how = Accumulate::kAdd);
 
 /// grad += sum of dy over its rows, in grad's type.
 void accumulate_bias_grad(const at::Tensor& grad, const at::Tensor& dy);

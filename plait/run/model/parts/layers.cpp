@@ -3,6 +3,7 @@
 #include "plait/run/model/kernels/norm.h"
 
 #include <iterator>
+#include <utility>
 
 namespace plait {
 namespace {
@@ -27,7 +28,9 @@ LinearLayer::LinearLayer(const StageShared& stage, const std::string& weight, co
     : counts_(stage.counts),
       weight_(&stage.parameters.storage(weight)),
       bias_(bias.empty() ? nullptr : &stage.parameters.storage(bias)),
-      layout_(layout_of(stage.config, weight)) {}
+      layout_(layout_of(stage.config, weight)) {
+  weight_->is_of_products = true;
+}
 
 at::Tensor LinearLayer::forward(const at::Tensor& x) const {
   count(x);
@@ -58,7 +61,9 @@ void LinearLayer::input_grad_into(at::Tensor dx, const at::Tensor& dy) const {
 void LinearLayer::accumulate(const at::Tensor& x, const at::Tensor& dy) const {
   counts_->gemm_flops += 2 * dy.size(0) * dy.size(1) * x.size(1);
   // Embed comes first among the uses of a tied table, so the last accumulator is this one's.
-  kernels::accumulate_weight_grad(weight_->grads.back(), x, dy, layout_);
+  const bool overwrites = std::exchange(weight_->is_blank, false);
+  kernels::accumulate_weight_grad(weight_->grads.back(), x, dy, layout_,
+                                  overwrites ? kernels::Accumulate::kOverwrite : kernels::Accumulate::kAdd);
   if (bias_ != nullptr) kernels::accumulate_bias_grad(bias_->grads.front(), dy);
 }
 

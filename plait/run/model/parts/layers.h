@@ -32,7 +32,7 @@ class LinearLayer {
   void count(const at::Tensor& rows) const { counts_->gemm_flops += 2 * rows.size(0) * weight_->compute.numel(); }
 
   KernelCounts* counts_;
-  const ParameterStorage* weight_;
+  ParameterStorage* weight_;
   const ParameterStorage* bias_ = nullptr;
   kernels::WeightLayout layout_;
 };

@@ -72,7 +72,7 @@ class PartModule {
 /// What the parts of one stage share.
 struct StageShared {
   const ModelConfig& config;
-  const ParameterSet& parameters;
+  ParameterSet& parameters;
   const StageOptions& options;
   KernelCounts* counts;
   std::shared_ptr<kernels::RotaryTable> rotary;  ///< null for learned positions
