@@ -112,7 +112,7 @@ Program everything() {
   using enum OpKind;
   for (const OpKind kind : {kForward, kBackwardInput, kBackwardWeight, kBackward, kRecompute})
     program.rows[2].insert(program.rows[2].end(), {op(kind, 2, 7, 2), op(kind, 2147483647, 2147483647, 2147483647)});
-  program.rows[2].insert(program.rows[2].end(), {Pair{}, Idle{}, Turn{}});
+  program.rows[2].insert(program.rows[2].end(), {Pair{}, Idle{}, Turn{}, Validate{}});
   return program;
 }
 

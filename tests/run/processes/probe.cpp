@@ -537,21 +537,28 @@ std::string bytes_of(const std::filesystem::path& run) {
   return all;
 }
 
+/// Over processes also with steps that are validated behind the norm; over threads they wait for it.
 Result<> check_not_finite(const std::shared_ptr<JobProcesses>& job, const std::filesystem::path& folder) {
   for (const Spoilt spoilt : {Spoilt::kLoss, Spoilt::kGradient}) {
     for (const OnNan choice : {OnNan::kSkip, OnNan::kRollback}) {
       const std::string name =
           fmt::format("{} {}", to_string(choice), spoilt == Spoilt::kLoss ? "of a loss" : "of a gradient");
-      PLAIT_TRY(const TrainJob what, spoilt_job(spoilt_rows(12, {3, 5})));
-      Notes notes;
-      TrainOptions options = spoilt_options(folder / name / "processes", 6, choice, spoilt);
-      options.engine.processes = job;
-      PLAIT_TRY_VOID(train(what, options, notes, [] { return false; }));
+      const auto run_to = [&](const std::string& where, StepOrder order,
+                              const std::shared_ptr<ProcessGroup>& processes) -> Result<> {
+        PLAIT_TRY(const TrainJob what, spoilt_job(spoilt_rows(12, {3, 5}), order));
+        TrainOptions options = spoilt_options(folder / name / where, 6, choice, spoilt);
+        options.engine.processes = processes;
+        Notes notes;
+        PLAIT_TRY_VOID(train(what, options, notes, [] { return false; }));
+        return {};
+      };
+      PLAIT_TRY_VOID(run_to("processes", StepOrder::kBehindNorm, job));
+      PLAIT_TRY_VOID(run_to("validated", StepOrder::kPostValidated, job));
       if (job->index() != 0) continue;
-      options = spoilt_options(folder / name / "threads", 6, choice, spoilt);
-      PLAIT_TRY_VOID(train(what, options, notes, [] { return false; }));
-      const bool same = bytes_of(folder / name / "processes") == bytes_of(folder / name / "threads");
-      say(*job, name, same ? "" : "the run folders");
+      PLAIT_TRY_VOID(run_to("threads", StepOrder::kBehindNorm, nullptr));
+      const std::string expected = bytes_of(folder / name / "threads");
+      for (const char* where : {"processes", "validated"})
+        say(*job, name + " " + where, bytes_of(folder / name / where) == expected ? "" : "the run folders");
     }
   }
   return {};
