@@ -19,8 +19,8 @@
 #include "plait/run/engine/rank_threads.h"
 #include "plait/run/processes/mpi_group.h"
 
+#include "harmful_transports.h"
 #include "tests/run/engine/engine_support.h"
-#include "tests/run/engine/forwarding_transport.h"
 #include "tests/run/train/spoilt_run.h"
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -436,27 +436,6 @@ Result<> check_links(const std::shared_ptr<JobProcesses>& job) {
   return {};
 }
 
-/// Lets one rank go from a collective only when the step is stopped, or much later.
-class HoldsRank final : public ForwardingTransport {
- public:
-  HoldsRank(std::unique_ptr<Transport> inner, RankId held) : ForwardingTransport(std::move(inner)), held_(held) {}
-  WaitStatus finish(CollectiveId id, RankId member, Clock::time_point deadline) override {
-    const WaitStatus status = ForwardingTransport::finish(id, member, deadline);
-    const Clock::time_point end = Clock::now() + std::chrono::seconds(20);
-    while (member == held_ && !stopped_.load() && Clock::now() < end)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return status;
-  }
-  void stop() override {
-    stopped_.store(true);
-    ForwardingTransport::stop();
-  }
-
- private:
-  RankId held_;
-  std::atomic<bool> stopped_ = false;
-};
-
 Result<> hang(const std::shared_ptr<JobProcesses>& job) {
   PLAIT_TRY(const VerifiedProgram program,
             program_of("1f1b", ScheduleShape{.ranks = 4, .microbatches = 4, .layers = kLayers}));
@@ -470,31 +449,6 @@ Result<> hang(const std::shared_ptr<JobProcesses>& job) {
   PLAIT_TRY(const Outcome outcome, train(program, config_of(false, HeadTying::kUntied), options));
   return {};
 }
-
-/// Lets a rank send a signal to its process in the second step, instead of a message.
-class Harms final : public ForwardingTransport {
- public:
-  Harms(std::unique_ptr<Transport> inner, TransferId id, int signal)
-      : ForwardingTransport(std::move(inner)), id_(id), signal_(signal) {}
-  void begin_step() override {
-    ++step_;
-    ForwardingTransport::begin_step();
-  }
-  void send(TransferId id, Message&& message) override {
-    if (id == id_ && step_ == 2) {
-      // Others wait for what comes from here, and their states are known, by beats too.
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      std::fputs("now\n", stderr);
-      ::raise(signal_);
-    }
-    ForwardingTransport::send(id, std::move(message));
-  }
-
- private:
-  TransferId id_;
-  int signal_;
-  int step_ = 0;
-};
 
 Result<> harm(const std::shared_ptr<JobProcesses>& job, int signal, RankId victim) {
   PLAIT_TRY(const VerifiedProgram program,
