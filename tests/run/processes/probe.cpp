@@ -19,15 +19,19 @@
 #include "plait/run/engine/rank_threads.h"
 #include "plait/run/processes/mpi_group.h"
 
+#include "harmful_transports.h"
 #include "tests/run/engine/engine_support.h"
-#include "tests/run/engine/forwarding_transport.h"
 #include "tests/run/train/spoilt_run.h"
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
+#include <mpi.h>
 #include <nlohmann/json.hpp>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/lsan_interface.h>
+#endif
 #include <unistd.h>
 
 #include <algorithm>
@@ -432,27 +436,6 @@ Result<> check_links(const std::shared_ptr<JobProcesses>& job) {
   return {};
 }
 
-/// Lets one rank go from a collective only when the step is stopped, or much later.
-class HoldsRank final : public ForwardingTransport {
- public:
-  HoldsRank(std::unique_ptr<Transport> inner, RankId held) : ForwardingTransport(std::move(inner)), held_(held) {}
-  WaitStatus finish(CollectiveId id, RankId member, Clock::time_point deadline) override {
-    const WaitStatus status = ForwardingTransport::finish(id, member, deadline);
-    const Clock::time_point end = Clock::now() + std::chrono::seconds(20);
-    while (member == held_ && !stopped_.load() && Clock::now() < end)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return status;
-  }
-  void stop() override {
-    stopped_.store(true);
-    ForwardingTransport::stop();
-  }
-
- private:
-  RankId held_;
-  std::atomic<bool> stopped_ = false;
-};
-
 Result<> hang(const std::shared_ptr<JobProcesses>& job) {
   PLAIT_TRY(const VerifiedProgram program,
             program_of("1f1b", ScheduleShape{.ranks = 4, .microbatches = 4, .layers = kLayers}));
@@ -466,31 +449,6 @@ Result<> hang(const std::shared_ptr<JobProcesses>& job) {
   PLAIT_TRY(const Outcome outcome, train(program, config_of(false, HeadTying::kUntied), options));
   return {};
 }
-
-/// Lets a rank send a signal to its process in the second step, instead of a message.
-class Harms final : public ForwardingTransport {
- public:
-  Harms(std::unique_ptr<Transport> inner, TransferId id, int signal)
-      : ForwardingTransport(std::move(inner)), id_(id), signal_(signal) {}
-  void begin_step() override {
-    ++step_;
-    ForwardingTransport::begin_step();
-  }
-  void send(TransferId id, Message&& message) override {
-    if (id == id_ && step_ == 2) {
-      // Others wait for what comes from here, and their states are known, by beats too.
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      std::fputs("now\n", stderr);
-      ::raise(signal_);
-    }
-    ForwardingTransport::send(id, std::move(message));
-  }
-
- private:
-  TransferId id_;
-  int signal_;
-  int step_ = 0;
-};
 
 Result<> harm(const std::shared_ptr<JobProcesses>& job, int signal, RankId victim) {
   PLAIT_TRY(const VerifiedProgram program,
@@ -573,10 +531,29 @@ Result<> run(const std::shared_ptr<JobProcesses>& job, const std::vector<std::st
 }  // namespace
 }  // namespace plait
 
+/// Plug-ins that MPI looks at and does not use are gone from memory at once, what they forgot to free is not.
+static void start_mpi_without_leaks() {
+#if defined(__SANITIZE_ADDRESS__)
+  __lsan_disable();
+  int level = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
+  __lsan_enable();
+#endif
+}
+
+/// Before MPI ends: it takes its plug-ins out of memory, and what these never free (tests/sanitizers/lsan.supp) could no
+/// longer be told from leaks of ours.
+static void look_for_leaks() {
+#if defined(__SANITIZE_ADDRESS__)
+  __lsan_do_leak_check();
+#endif
+}
+
 int main(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
   const bool over_mpi = !words.empty() && words.front() == "over-mpi";
   if (over_mpi) words.erase(words.begin());
+  start_mpi_without_leaks();
   auto job = plait::join_job(
       {.timeout_seconds = 60,
        .on_one_machine = over_mpi ? plait::OnOneMachine::kMessages : plait::OnOneMachine::kSharedMemory});
@@ -593,6 +570,7 @@ int main(int argc, char** argv) {
     ::_exit(3);
   }
   if ((*job)->index() == 0) std::printf("cases %d\n", plait::num_cases);
+  look_for_leaks();
   const plait::Result<> left = (*job)->leave();
   if (!left) return 3;
   return plait::num_different == 0 ? 0 : 1;

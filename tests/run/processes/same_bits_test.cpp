@@ -1,42 +1,10 @@
-// Programs over processes give the bits of the same programs over threads. The comparing is done by probe.cpp.
+// Programs over processes give the bits of the same programs over threads: a part of the list in every way, the other parts
+// in same_bits_all_test.cpp.
 
-#include "mpirun.h"
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <string>
-#include <tuple>
-#include <vector>
+#include "same_bits.h"
 
 namespace plait::test {
 namespace {
-
-void expect_all_same(int processes, const std::vector<std::string>& words, int at_least) {
-  ASSERT_TRUE(has_mpirun()) << "there is no mpirun; scripts/setup installs it";
-  std::vector<std::string> command = {PLAIT_PROBE};
-  command.insert(command.end(), words.begin(), words.end());
-  const JobResult result = run_job(processes, command);
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  EXPECT_EQ(result.out.find("differs"), std::string::npos) << result.out;
-  const std::size_t at = result.out.rfind("cases ");
-  ASSERT_NE(at, std::string::npos) << result.out << result.err;
-  EXPECT_GE(std::stoi(result.out.substr(at + 6)), at_least) << result.out;
-}
-
-enum class Way { kSharedMemory, kMpi };
-
-/// (processes, ranks, part of the list, way between processes); two ranks of the list in one process where there are more
-/// ranks than processes.
-class SameBits : public testing::TestWithParam<std::tuple<int, int, int, Way>> {};
-
-constexpr int kParts = 7;  // odd, so that each part has all combinations of sizes and heads
-
-TEST_P(SameBits, AsThreads) {
-  const auto [processes, ranks, part, way] = GetParam();
-  std::vector<std::string> words = {"grid", std::to_string(ranks), std::to_string(part), std::to_string(kParts)};
-  if (way == Way::kMpi) words.insert(words.begin(), "over-mpi");
-  expect_all_same(processes, words, 25);
-}
 
 INSTANTIATE_TEST_SUITE_P(TwoProcesses, SameBits,
                          testing::Combine(testing::Values(2), testing::Values(2), testing::Values(0, 3),
