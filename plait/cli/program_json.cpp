@@ -64,6 +64,7 @@ struct InstrJson {
   void operator()(const Free& freed) const { put_value(json, layout, freed.value); }
   void operator()(const Add& add) const { json["group"] = layout.groups[add.group.index()].name; }
   void operator()(const Step& step) const { json["group"] = layout.groups[step.group.index()].name; }
+  void operator()(const Validate&) const { put_value(json, layout, Value::norm()); }
 };
 
 Json part_names(const Layout& layout, const std::vector<int>& parts) {

@@ -171,6 +171,11 @@ void add_schedule_flags(CLI::App& app, ScheduleFlags& flags) {
       ->check(CLI::IsMember(strings(kHeads)))
       ->group(kChoices);
   app.add_flag("--pattern-only", flags.pattern_only, "the repeated pattern alone, not squeezed")->group(kChoices);
+  app.add_flag(
+         "--post-validation", flags.post_validation,
+         "optimizer steps do not wait for the global norm; it validates them behind, and undoes or redoes what it "
+         "does not let stand")
+      ->group(kChoices);
   app.add_option("--memory-limit", flags.memory_limit, "peak activations of a rank, in micro-batches of a 1/P stage")
       ->group(kChoices);
   app.add_option(

@@ -41,6 +41,7 @@ struct ScheduleFlags {
   std::optional<std::string> times;
   std::optional<std::string> latency;
   bool pattern_only = false;
+  bool post_validation = false;
 };
 
 /// Adds the flags to a command; `flags` must outlive the parse.

@@ -70,12 +70,28 @@ Result<ScheduleOrProgram> for_model(const std::string& file, ScheduleOrProgram c
   return ScheduleOrProgram(std::move(bound));
 }
 
+/// Lets steps be validated behind the norm if the flags say so.
+Result<ScheduleOrProgram> with_validation(ScheduleOrProgram content, const ScheduleFlags& flags) {
+  if (!flags.post_validation) return content;
+  const Layout& layout = std::visit([](const auto& held) -> const Layout& { return held.layout; }, content);
+  if (layout.mode == Mode::kForward)
+    return make_error(ErrorCode::kInvalidArgument, "flags.conflict",
+                      "--post-validation: {} has forwards only, and no steps", layout.name);
+  if (auto* program = std::get_if<Program>(&content)) {
+    PLAIT_TRY(Program validated, add_validation(std::move(*program)));
+    return ScheduleOrProgram(std::move(validated));
+  }
+  std::get<Schedule>(content).layout.steps = StepOrder::kPostValidated;
+  return content;
+}
+
 Result<LoadedSchedule> load_file(const std::string& path, const ScheduleFlags& flags, const TorchCsvOptions& csv) {
   PLAIT_TRY(ScheduleFile file, read_schedule_file(path, csv));
   LoadedSchedule loaded{.content = std::move(file.content), .file_format = file.format};
   PLAIT_TRY_VOID(check_sizes(path, loaded.layout(), flags));
   PLAIT_TRY(loaded.content, for_model(path, std::move(loaded.content), flags));
   PLAIT_TRY(loaded.content, with_recompute(path, std::move(loaded.content), flags));
+  PLAIT_TRY(loaded.content, with_validation(std::move(loaded.content), flags));
   PLAIT_TRY(loaded.times, resolve_times(flags));
   PLAIT_TRY(loaded.ticks_per_unit, exact_ticks(loaded.layout(), loaded.times));
   return loaded;
@@ -100,7 +116,8 @@ Result<LoadedSchedule> load_schedule(const std::string& name_or_file, const Sche
     schedule.layout.newline = Newline::kCrlf;  // as PyTorch's own writer ends the lines of a CSV
     // The shape's ticks are for building; how many stages share a time is known only now.
     PLAIT_TRY(const std::int64_t ticks, exact_ticks(schedule.layout, request.times));
-    return LoadedSchedule{.content = std::move(schedule), .times = std::move(request.times), .ticks_per_unit = ticks};
+    PLAIT_TRY(ScheduleOrProgram content, with_validation(std::move(schedule), flags));
+    return LoadedSchedule{.content = std::move(content), .times = std::move(request.times), .ticks_per_unit = ticks};
   }
   const bool looks_like_a_path = name_or_file.find_first_of("./") != std::string::npos;
   std::error_code ignored;

@@ -59,6 +59,7 @@ std::string as_json(const TimedProgram& timed, std::optional<double> published) 
   const SimResult& result = timed.result;
   const auto units = [&](std::int64_t ticks) { return in_units(ticks, result.ticks_per_unit); };
   Json json = {{"makespan", units(result.makespan)},
+               {"period", units(result.period)},
                {"bubble_max", units(result.bubble_max)},
                {"bubble_ratio", result.bubble_ratio},
                {"bubble_c", result.bubble_c},
@@ -113,6 +114,7 @@ std::string as_table(const TimedProgram& timed) {
   const std::string unit = timed.costs.unit.empty() ? "" : " (" + timed.costs.unit + ")";
   TextTable figures({{"figure"}, {"value", Align::kRight}, {"definition"}});
   figures.add_row({"makespan" + unit, units(result.makespan), "first start to last end over all ranks"});
+  figures.add_row({"period" + unit, units(result.period), "from a step's start to the next one's"});
   figures.add_row(
       {"bubble_max" + unit, units(result.bubble_max), "largest idle time between a rank's own first and last op"});
   figures.add_row({"bubble_ratio", fmt::format("{:.4f}", result.bubble_ratio), "(makespan - mean busy) / makespan"});

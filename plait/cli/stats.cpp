@@ -20,6 +20,7 @@ struct Carries {
   std::string_view operator()(const Free& freed) const { return to_string(freed.value.kind()); }
   std::string_view operator()(const Add&) const { return to_string(ValueKind::kWeightGrad); }
   std::string_view operator()(const Step&) const { return to_string(ValueKind::kWeight); }
+  std::string_view operator()(const Validate&) const { return to_string(ValueKind::kNorm); }
 };
 
 }  // namespace

@@ -17,6 +17,7 @@ struct KindName {
   std::string_view operator()(const Free&) const { return "free"; }
   std::string_view operator()(const Add&) const { return "add"; }
   std::string_view operator()(const Step&) const { return "step"; }
+  std::string_view operator()(const Validate&) const { return "validate"; }
 };
 
 }  // namespace

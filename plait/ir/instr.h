@@ -110,13 +110,20 @@ struct Add {
   friend bool operator==(const Add&, const Add&) = default;
 };
 /// Optimizer step of a group on one of its homes: consumes the complete gradient, makes the next version of the weight.
+/// It stands behind the wait for the norm, or before a Validate.
 struct Step {
   GroupId group;
   friend bool operator==(const Step&, const Step&) = default;
 };
+/// Waits for the norm in place of a WaitCollective and judges the row's steps so far, which did not know it: a norm that is
+/// not finite undoes them, one beyond the clipping limit undoes them and steps again with clipped gradients. What a step
+/// leaves is read by nobody in the same program, so that nobody reads what is undone. At most one in a row.
+struct Validate {
+  friend bool operator==(const Validate&, const Validate&) = default;
+};
 
-using Instr =
-    std::variant<Op, Pair, Idle, Turn, Send, Recv, WaitSend, Collective, WaitCollective, Free, Add, Step, Batch>;
+using Instr = std::variant<Op, Pair, Idle, Turn, Send, Recv, WaitSend, Collective, WaitCollective, Free, Add, Step,
+                           Batch, Validate>;
 using Row = std::vector<Instr>;
 
 /// Kind of an instruction as `stats` and the text format name it: "op", "send", "recv", "wait_send", "all_reduce", ...

@@ -453,9 +453,34 @@ void add_steps(Program& program) {
         row.push_back(WaitCollective{.kind = CollectiveKind::kAllReduce, .value = Value::weight_grad(group)});
     row.push_back(
         Collective{.kind = CollectiveKind::kAllReduce, .ranks = all_ranks, .root = {}, .value = Value::norm()});
-    row.push_back(WaitCollective{.kind = CollectiveKind::kAllReduce, .value = Value::norm()});
+    const bool steps_first = program.layout.steps == StepOrder::kPostValidated;
+    if (!steps_first) row.push_back(WaitCollective{.kind = CollectiveKind::kAllReduce, .value = Value::norm()});
     for (const GroupId group : groups_of[rank]) row.push_back(Step{.group = group});
+    if (steps_first) row.push_back(Validate{});
   }
+}
+
+Result<Program> add_validation(Program program) {
+  const auto is_norm = [](const Instr& instr) {
+    const Collective* entry = std::get_if<Collective>(&instr);
+    return entry != nullptr && entry->value.kind() == ValueKind::kNorm;
+  };
+  for (std::size_t rank = 0; rank < program.rows.size(); ++rank)
+    if (std::any_of(program.rows[rank].begin(), program.rows[rank].end(), is_norm))
+      return make_error(ErrorCode::kInvalidSchedule, "lower.validated",
+                        "rank {}: the program takes the norm itself, and its steps wait for it or are validated; give "
+                        "the schedule that it was lowered from",
+                        rank);
+  std::vector<RankId> everyone;
+  for (int rank = 0; rank < program.layout.num_ranks; ++rank) everyone.push_back(RankId{rank});
+  const RankSetId all_ranks = intern_rank_set(program.layout, std::move(everyone));
+  program.layout.steps = StepOrder::kPostValidated;
+  for (Row& row : program.rows) {
+    row.push_back(
+        Collective{.kind = CollectiveKind::kAllReduce, .ranks = all_ranks, .root = {}, .value = Value::norm()});
+    row.push_back(Validate{});
+  }
+  return program;
 }
 
 Result<Program> lower(const Schedule& schedule) {

@@ -14,7 +14,8 @@ namespace plait {
 /// 2. add_send_waits: the wait for an activation right behind the backward of the same stage, micro-batch and slice on
 ///    the same rank; all others behind the row's last op, in the order of the sends.
 /// 3. add_steps (training only): all-reduce of the gradients of groups with several homes, all-reduce of the norm,
-///    then the steps, each in the order of the group ids.
+///    then the steps, each in the order of the group ids. With StepOrder::kPostValidated a rank steps without waiting for
+///    the norm, and a Validate stands behind its steps.
 ///
 /// A schedule's own routes stay where they stand; both ends of one are placed at one moment of the same global order where the
 /// schedule allows it. Sends that the schedule waits for itself get no second wait.
@@ -23,6 +24,11 @@ namespace plait {
 ///         other in a circle (verify.deadlock); the message names rank, position and op
 /// \source order of the sweeps: torch.distributed.pipelining 2.15, _add_send_recv
 Result<Program> lower(const Schedule& schedule);
+
+/// For a program that steps without taking the norm: all-reduces it behind each row and validates the steps.
+///
+/// \errors kInvalidSchedule "lower.validated" if the program takes the norm already
+Result<Program> add_validation(Program program);
 
 // The passes, for lowerings that mix them with passes of their own (PyTorch's). Each maps rows to rows.
 

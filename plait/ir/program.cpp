@@ -158,6 +158,7 @@ Result<Schedule> rebind(const Schedule& schedule, int num_layers, HeadTying tyin
   layout.newline = old.newline;
   layout.recompute = old.recompute;
   layout.exchanges = old.exchanges;
+  layout.steps = old.steps;
   layout.folds = old.folds;
   return Schedule{.layout = std::move(layout), .rows = schedule.rows};
 }

@@ -57,6 +57,11 @@ enum class Exchanges : std::uint8_t {
   kOneWay,  ///< a receive is posted when the value is made
   kSwaps,   ///< what two ranks send each other is swapped in batches where the order allows it (lower.h)
 };
+/// How lowering places the optimizer steps.
+enum class StepOrder : std::uint8_t {
+  kBehindNorm,     ///< every step waits for the norm over all ranks
+  kPostValidated,  ///< a rank steps as soon as its own gradients are complete, and validates behind the norm
+};
 enum class HeadTying : std::uint8_t { kUntied, kTied };
 enum class Newline : std::uint8_t { kLf, kCrlf };
 
@@ -71,6 +76,7 @@ struct Layout {
   HeadTying tying = HeadTying::kUntied;
   Recompute recompute = Recompute::kNone;
   Exchanges exchanges = Exchanges::kOneWay;
+  StepOrder steps = StepOrder::kBehindNorm;
   int folds =
       1;  ///< micro-batches that a rank works on in turn, equal m mod folds being one fold; swaps keep to a fold
   std::vector<Stage> stages;

@@ -13,7 +13,8 @@ namespace plait {
 ///
 ///     plait 1 schedule                 # or: plait 1 program
 ///     name "1f1b"                      # optional, as are: mode train|forward, slices 1, head tied|untied, newline lf|crlf,
-///                                      # recompute none|full|no-attention, exchanges one-way|swaps, folds 1
+///                                      # recompute none|full|no-attention, exchanges one-way|swaps, folds 1,
+///                                      # steps behind-norm|post-validated
 ///     ranks 2
 ///     microbatches 2
 ///     layers 2
@@ -34,7 +35,8 @@ namespace plait {
 ///
 ///     send(act,0>1,7)->1   recv(act,0>1,7)<-0   wait(send,act,0>1,7)->1
 ///     all_reduce(wgrad,embed)@0   broadcast(weight,stage.0)@0:root=1   wait(all_reduce,wgrad,embed)
-///     free(weight,stage.0)   add(embed)   step(stage.0)   batch(2)    # the next two transfers are posted together
+///     free(weight,stage.0)   add(embed)   step(stage.0)   validate(norm)
+///     batch(2)    # the next two transfers are posted together
 ///
 /// Values: act and grad of an edge (PRODUCER>CONSUMER) and micro-batch; stash, wstash, kv, kvgrad of a stage and
 /// micro-batch; weight and wgrad of a group; norm. A micro-batch may carry .SLICE. `#N` names an edge or a group by

@@ -221,6 +221,9 @@ class Parser {
       else if (key == "exchanges")
         ok = once(key, seen_.exchanges, start) &&
              choice("one-way", "swaps", Exchanges::kOneWay, Exchanges::kSwaps, layout_.exchanges);
+      else if (key == "steps")
+        ok = once(key, seen_.steps, start) &&
+             choice("behind-norm", "post-validated", StepOrder::kBehindNorm, StepOrder::kPostValidated, layout_.steps);
       else if (key == "folds")
         ok = once(key, seen_.folds, start) && size_word("folds", kMostMicrobatches, layout_.folds);
       else if (key == "newline")
@@ -249,7 +252,7 @@ class Parser {
       else
         ok = expected(
             "'rank 0:' or a line of the header (name, mode, ranks, microbatches, slices, layers, head, recompute, "
-            "exchanges, folds, newline, stage, edge, group, set)",
+            "exchanges, steps, folds, newline, stage, edge, group, set)",
             start);
       if (!ok || !end_line()) return false;
     }
@@ -530,6 +533,7 @@ class Parser {
     bool head = false;
     bool recompute = false;
     bool exchanges = false;
+    bool steps = false;
     bool folds = false;
     bool newline = false;
     bool ranks = false;

@@ -167,6 +167,7 @@ class Printer {
   }
   void operator()(const Add& add) { group_call("add(", add.group); }
   void operator()(const Step& step) { group_call("step(", step.group); }
+  void operator()(const Validate&) { *token_ += "validate(norm)"; }
 
  private:
   static constexpr std::int32_t kAmbiguous = -1;
@@ -189,6 +190,7 @@ class Printer {
     if (layout_.recompute != Recompute::kNone)
       out_ += layout_.recompute == Recompute::kFull ? "recompute full\n" : "recompute no-attention\n";
     if (layout_.exchanges == Exchanges::kSwaps) out_ += "exchanges swaps\n";
+    if (layout_.steps == StepOrder::kPostValidated) out_ += "steps post-validated\n";
     if (layout_.folds != 1) line("folds ", layout_.folds);
     if (layout_.newline == Newline::kCrlf) out_ += "newline crlf\n";
     for (std::size_t s = 0; s < layout_.stages.size(); ++s) {

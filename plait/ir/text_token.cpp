@@ -65,9 +65,10 @@ class TokenReader::Scan {
     if (word == "free") return free(row);
     if (word == "add") return group_call<Add>(row);
     if (word == "step") return group_call<Step>(row);
+    if (word == "validate") return validate(row);
     if (word == "batch") return batch(row);
     if (const auto kind = collective_kind(word)) return collective(row, *kind);
-    return fail("send, recv, wait, free, add, step, batch or the name of a collective", token_);
+    return fail("send, recv, wait, free, add, step, validate, batch or the name of a collective", token_);
   }
 
  private:
@@ -269,6 +270,14 @@ class TokenReader::Scan {
     Call result;
     if (!group(result.group) || !need(')') || !end()) return false;
     row.emplace_back(result);
+    return true;
+  }
+
+  bool validate(Row& row) {
+    const std::string_view at = left_;
+    if (take_word() != "norm") return fail("norm", at);
+    if (!need(')') || !end()) return false;
+    row.emplace_back(Validate{});
     return true;
   }
 

@@ -30,6 +30,7 @@ struct GroupCost {
   Bytes optimizer;  ///< master weights and moments
   std::int64_t step_ticks = 0;
   std::int64_t add_ticks = 0;
+  Bytes undo;  ///< what a step that is validated later keeps until then: masters and moments as they were
   friend bool operator==(const GroupCost&, const GroupCost&) = default;
 };
 

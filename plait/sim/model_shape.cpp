@@ -171,6 +171,10 @@ Result<> add_memory(const Layout& layout, const ModelShape& shape, const Shardin
     costs.groups[g].weight = Bytes{rounded(parameters * options.optimizer.weight)};
     costs.groups[g].gradient = Bytes{rounded(parameters * options.optimizer.gradient)};
     costs.groups[g].optimizer = Bytes{rounded(parameters * options.optimizer.state / options.optimizer_shards)};
+    // Where weights are as wide as gradients they are the masters.
+    const bool is_master = options.optimizer.weight >= options.optimizer.gradient;
+    const std::int64_t changed = options.optimizer.state + (is_master ? options.optimizer.weight : 0);
+    costs.groups[g].undo = Bytes{rounded(parameters * changed / options.optimizer_shards)};
   }
   for (std::size_t s = 0; s < layout.stages.size(); ++s) {
     const StageId stage{static_cast<std::int32_t>(s)};
@@ -248,6 +252,7 @@ MemoryOwners memory_owners(const Program& program, const CostModel& costs, RankI
       return read;
     });
   };
+  std::int64_t undo = 0;  // of steps that are not validated yet
   const Row& row = program.rows[rank.index()];
   for (int at = 0; at <= position && at < static_cast<int>(row.size()); ++at) {
     const Instr& instr = row[static_cast<std::size_t>(at)];
@@ -284,12 +289,21 @@ MemoryOwners memory_owners(const Program& program, const CostModel& costs, RankI
       } else {
         owners.buffers += buffer(recv->value);
       }
+    } else if (const Step* step = std::get_if<Step>(&instr)) {
+      const ParamGroup& group = layout.groups[step->group.index()];
+      const auto shards = static_cast<std::int64_t>(group.residency == Residency::kSharded ? group.homes.size() : 1);
+      const bool on_trial = std::any_of(row.begin() + at, row.end(),
+                                        [](const Instr& later) { return std::holds_alternative<Validate>(later); });
+      if (on_trial) undo += (costs.groups[step->group.index()].undo.value() + shards - 1) / shards;
+    } else if (std::holds_alternative<Validate>(instr)) {
+      undo = 0;
     } else if (const WaitSend* wait = std::get_if<WaitSend>(&instr)) {
       if (!handed_over) owners.buffers -= buffer(wait->value);
     } else if (const Send* send = std::get_if<Send>(&instr)) {
       if (handed_over) owners.buffers -= buffer(send->value);
     }
   }
+  owners.optimizer += undo;
   return owners;
 }
 

@@ -64,7 +64,7 @@ Result<> Replay::check_limits() const {
   for (const OpCost& op : costs_.ops) longest = std::max(longest, op.ticks);
   for (const GroupCost& group : costs_.groups) {
     longest = std::max({longest, group.step_ticks, group.add_ticks});
-    most_bytes = std::max({most_bytes, group.weight.value(), group.gradient.value()});
+    most_bytes = std::max({most_bytes, group.weight.value(), group.gradient.value(), group.undo.value()});
   }
   for (const auto* table : {&costs_.edge_bytes, &costs_.stash_bytes, &costs_.weight_stash_bytes, &costs_.kv_bytes})
     for (const Bytes bytes : *table) most_bytes = std::max(most_bytes, bytes.value());
@@ -113,6 +113,12 @@ Result<> Replay::check_limits() const {
 Result<SimResult> Replay::run() {
   PLAIT_TRY_VOID(check_limits());
   lanes_.resize(num_ranks_);
+  for (std::size_t rank = 0; rank < num_ranks_; ++rank) {
+    const Row& row = program_.rows[rank];
+    const auto found =
+        std::find_if(row.begin(), row.end(), [](const Instr& i) { return std::holds_alternative<Validate>(i); });
+    if (found != row.end()) lanes_[rank].trial_end = static_cast<std::size_t>(found - row.begin());
+  }
   into_.resize(layout_.stages.size());
   out_of_.resize(layout_.stages.size());
   for (std::size_t e = 0; e < layout_.edges.size(); ++e) {
@@ -237,7 +243,7 @@ Replay::Progress Replay::advance(std::size_t rank) {
 }
 
 Replay::Progress Replay::step(std::size_t rank, const Instr& instr) {
-  static_assert(std::variant_size_v<Instr> == 13, "a new instruction needs a time");
+  static_assert(std::variant_size_v<Instr> == 14, "a new instruction needs a time");
   switch (instr.index()) {
     case 0:
       return lanes_[rank].next < lanes_[rank].pair_done_until ? Progress::kDone
@@ -255,6 +261,7 @@ Replay::Progress Replay::step(std::size_t rank, const Instr& instr) {
     case 9: return free_weight(rank, *std::get_if<Free>(&instr));
     case 10: return add(rank, *std::get_if<Add>(&instr));
     case 11: return optimizer_step(rank, *std::get_if<Step>(&instr));
+    case 13: return validate(rank);
     default: return Progress::kDone;  // a batch: its transfers know
   }
 }
@@ -488,42 +495,6 @@ Replay::Progress Replay::run_pair(std::size_t rank) {
   return Progress::kDone;
 }
 
-Replay::Progress Replay::end_turn(std::size_t rank) {
-  Lane& lane = lanes_[rank];
-  if (lane.turn >= turns_.size()) turns_.resize(lane.turn + 1);
-  CollectiveState& turn = turns_[lane.turn];
-  if (!lane.in_turn) {
-    lane.in_turn = true;
-    turn.start = std::max(turn.start, lane.clock);
-    if (++turn.entered == num_ranks_) {
-      turn.complete = true;
-      for (const std::int32_t waiter : turn.waiters) push(waiter, turn.start);
-    }
-  }
-  if (!turn.complete) {
-    turn.waiters.push_back(static_cast<std::int32_t>(rank));
-    return Progress::kBlocked;
-  }
-  lane.clock = std::max(lane.clock, turn.start);
-  lane.in_turn = false;
-  ++lane.turn;
-  return Progress::kDone;
-}
-
-Replay::Progress Replay::optimizer_step(std::size_t rank, const Step& step) {
-  if (step.group.index() >= layout_.groups.size()) return fail(rank, "sim.unverified", "group is out of range");
-  Lane& lane = lanes_[rank];
-  const std::int64_t ticks = costs_.groups[step.group.index()].step_ticks;
-  if (ticks == 0) return Progress::kDone;
-  const auto shards = layout_.groups[step.group.index()].residency == Residency::kSharded
-                          ? layout_.groups[step.group.index()].homes.size()
-                          : 1;
-  lane.clock += ticks / static_cast<std::int64_t>(shards);
-  lane.busy += ticks / static_cast<std::int64_t>(shards);
-  lane.last_busy_end = lane.clock;
-  return Progress::kDone;
-}
-
 Replay::Progress Replay::fail(std::size_t rank, std::string_view rule, std::string_view text) {
   const std::size_t at = lanes_[rank].next;
   error_ = make_error(ErrorCode::kInvalidSchedule, rule, "rank {}, position {}, {}: {}; check the program first", rank,
@@ -554,6 +525,8 @@ SimResult Replay::figures() {
   std::int64_t first = std::numeric_limits<std::int64_t>::max();
   std::int64_t last = 0;
   std::int64_t longest_span = 0;
+  std::int64_t longest_with_steps = 0;
+  bool all_validate = true;
   double busy = 0;
   double op_busy = 0;
   for (const Lane& lane : lanes_) {
@@ -566,8 +539,12 @@ SimResult Replay::figures() {
                                        .peak_stashes = lane.peak_stashes,
                                        .peak_bytes = lane.peak_bytes,
                                        .peak_position = lane.peak_position});
-    if (lane.started) first = std::min(first, lane.first_start);
-    last = std::max(last, lane.last_busy_end);
+    if (lane.started) {
+      first = std::min(first, lane.first_start);
+      longest_with_steps = std::max(longest_with_steps, lane.last_busy_end - lane.first_start);
+    }
+    all_validate = all_validate && lane.trial_end > 0;
+    last = std::max({last, lane.last_busy_end, lane.validated});
     longest_span = std::max(longest_span, span);
     result.bubble_max = std::max(result.bubble_max, span - lane.op_busy);
     busy += static_cast<double>(lane.busy) / static_cast<double>(num_ranks_);
@@ -575,6 +552,7 @@ SimResult Replay::figures() {
     transfers_.exposed += lane.exposed;
   }
   result.makespan = std::max<std::int64_t>(0, last - std::min(first, last));
+  result.period = all_validate ? longest_with_steps : result.makespan;
   if (result.makespan > 0)
     result.bubble_ratio = (static_cast<double>(result.makespan) - busy) / static_cast<double>(result.makespan);
   if (longest_span > 0)

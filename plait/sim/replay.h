@@ -130,6 +130,9 @@ struct Lane {
   std::int64_t first_start = 0;
   std::int64_t last_end = 0;       ///< of ops
   std::int64_t last_busy_end = 0;  ///< of everything that takes time
+  std::int64_t validated = 0;      ///< when its steps were validated
+  std::int64_t undo_bytes = 0;     ///< of steps that are not validated yet
+  std::size_t trial_end = 0;       ///< steps before this position are validated there
   std::int64_t bytes = 0;
   std::int64_t peak_bytes = 0;
   int peak_position = -1;
@@ -176,6 +179,7 @@ class Replay {
   Progress free_weight(std::size_t rank, const Free& free);
   Progress add(std::size_t rank, const Add& add);
   Progress optimizer_step(std::size_t rank, const Step& step);
+  Progress validate(std::size_t rank);
   Progress end_turn(std::size_t rank);
 
   // Values and messages.

@@ -91,7 +91,11 @@ struct TransferTime {
 /// Figures of one step (definitions: DESIGN section 7).
 struct SimResult {
   std::int64_t ticks_per_unit = 1;
-  std::int64_t makespan = 0;    ///< first start to last end over all ranks; steps count where they take time
+  std::int64_t makespan = 0;  ///< first start to last end over all ranks; steps count where they take time
+  std::int64_t period = 0;    ///< from a step's start to the next one's, where each rank goes on as soon as it can: the
+                              ///< makespan where steps wait for the norm, which is a barrier; where all ranks validate
+                              ///< behind their steps, as late as in the next warm-up, the longest of their own spans
+                              ///< from the first op to the end of the steps
   std::int64_t bubble_max = 0;  ///< largest RankFigures::idle
   double bubble_ratio = 0;      ///< (makespan - mean busy) / makespan
   double bubble_c = 0;  ///< (C - mean busy) / C, C = longest of the ranks' own spans: start-up skew between ranks does
@@ -110,7 +114,8 @@ struct SimResult {
 /// come, come twice, or lie on another rank ends the run.
 ///
 /// A collective starts when its last member has entered and ends for all at once; without a cluster a gathered or
-/// broadcast weight takes `latency` and reductions, norm and steps take none.
+/// broadcast weight takes `latency` and reductions and norm take none. A validation waits for the norm and lets the steps
+/// stand.
 ///
 /// \errors kInvalidArgument: "sim.cost_shape", "sim.negative", "sim.buffers", "sim.pair_factor", "sim.too_large",
 ///         "sim.overflow" (times whose sum may pass 2^63); kInvalidSchedule: "sim.unverified" (a value is missing, is

@@ -54,6 +54,7 @@ struct Describe {
     return fmt::format("add to the gradient of group {}", group_name(layout, x.group));
   }
   std::string operator()(const Step& x) const { return fmt::format("step of group {}", group_name(layout, x.group)); }
+  std::string operator()(const Validate&) const { return "validation of the steps"; }
 };
 
 }  // namespace

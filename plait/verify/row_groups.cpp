@@ -114,7 +114,7 @@ void RowTracer::enter_norm(const Collective& collective) {
   if (norm_ != Norm::kNone) {
     fault(Rule::kReduceTwice,
           [&] { return fmt::format("the norm is taken at position {} already; remove one", norm_at_); });
-  } else if (num_steps_ > 0) {
+  } else if (num_steps_ > 0 && !on_trial()) {
     fault(Rule::kStepBeforeNorm,
           [] { return std::string("a step stands before it, which needs the norm; move the norm before all steps"); });
   } else {
@@ -283,13 +283,29 @@ void RowTracer::run(const Step& step) {
     });
   else if (state.own > 0 && state.reductions > 0 && param.residency == Residency::kSharded)
     reduced_too_early(id, state);
-  if (norm_ == Norm::kEntered && !norm_fault_ && !quiet(space_.norm())) {
+  if (norm_ == Norm::kEntered && !on_trial() && !norm_fault_ && !quiet(space_.norm())) {
     norm_fault_ = true;
     report_.at(Rule::kStepBeforeNorm, rank_, at_, [&] {
-      return fmt::format("the norm at position {} is not waited for; add its wait before the steps", norm_at_);
+      return fmt::format(
+          "the norm at position {} is not waited for; add its wait before the steps, or validate them behind it",
+          norm_at_);
     });
   }
   grad_action(GradAction::Kind::kStep, id, state, 0);
+}
+
+void RowTracer::run(const Validate& /*of all steps before it*/) {
+  if (norm_ == Norm::kEntered) {
+    norm_ = Norm::kComplete;
+    if (norm_run_ != kNoRun) emit(EventKind::kAwaitRun, norm_run_);
+    return;
+  }
+  if (norm_fault_ || quiet(space_.norm())) return;
+  norm_fault_ = true;
+  report_.at(Rule::kWaitWithoutCollective, rank_, at_, [&] {
+    return std::string(norm_ == Norm::kNone ? "no norm is under way to judge the steps by; all-reduce it before"
+                                            : "the norm is waited for already; leave out that wait, or this");
+  });
 }
 
 /// Contributions lie behind the last reduction where a reduction is the only way to the homes.

@@ -48,6 +48,8 @@ void RowTracer::trace(std::size_t rank, std::optional<int> limit) {
       run(*add);
     } else if (const Step* step = std::get_if<Step>(&instr)) {
       run(*step);
+    } else if (const Validate* validate = std::get_if<Validate>(&instr)) {
+      run(*validate);
     } else if (const Batch* batch = std::get_if<Batch>(&instr)) {
       run(*batch);
     }

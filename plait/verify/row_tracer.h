@@ -94,6 +94,9 @@ class RowTracer {
   void run(const Free& free);
   void run(const Add& add);
   void run(const Step& step);
+  void run(const Validate& validate);
+  /// Steps that stand here are validated further on.
+  [[nodiscard]] bool on_trial() const { return structure_.validated_at[rank_] > static_cast<std::int32_t>(at_); }
   void enter_gather(const Collective& collective, RunId run);
   void enter_reduction(const Collective& collective, RunId run);
   void enter_norm(const Collective& collective);

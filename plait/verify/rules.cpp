@@ -91,9 +91,11 @@ constexpr std::array kRules = {
     RuleInfo{Rule::kDuplicateStep, "verify.duplicate_step", "a home steps its group twice"},
     RuleInfo{Rule::kStepOffHome, "verify.step_off_home", "a step on a rank that is not a home of the group"},
     RuleInfo{Rule::kStepTooEarly, "verify.step_too_early", "weights or gradients are used behind the step"},
-    RuleInfo{Rule::kStepBeforeNorm, "verify.step_before_norm", "a step stands before the global norm is complete"},
+    RuleInfo{Rule::kStepBeforeNorm, "verify.step_before_norm",
+             "a step stands before the global norm is complete, and is not validated behind it"},
     RuleInfo{Rule::kNormBeforeGradients, "verify.norm_before_gradients",
              "the norm is taken before the gradients are complete"},
+    RuleInfo{Rule::kValidateTwice, "verify.validate_twice", "a rank validates its steps twice"},
     RuleInfo{Rule::kDeadlock, "verify.deadlock", "ranks wait for each other in a circle"},
 };
 

@@ -81,6 +81,7 @@ enum class Rule : std::uint8_t {
   kStepTooEarly,
   kStepBeforeNorm,
   kNormBeforeGradients,
+  kValidateTwice,
   // Across ranks.
   kDeadlock,
 };

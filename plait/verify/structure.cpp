@@ -26,6 +26,7 @@ class Scan {
 
   void run() {
     std::vector<int> turns(rows_.size());
+    out_.validated_at.assign(rows_.size(), -1);
     for (rank_ = 0; rank_ < rows_.size(); ++rank_) {
       const Row& row = rows_[rank_];
       out_.num_instrs += row.size();
@@ -175,6 +176,24 @@ class Scan {
                    [] { return std::string("a forward-only program has no steps; remove it, or train"); });
         unusable();
       }
+    } else if (std::holds_alternative<Validate>(instr)) {
+      ++out_.num_collectives;
+      scan_validation();
+    }
+  }
+
+  void scan_validation() {
+    std::int32_t& known = out_.validated_at[rank_];
+    if (!space_.trains()) {
+      report_.at(Rule::kForwardOnly, rank_, at_,
+                 [] { return std::string("a forward-only program has no steps to validate; remove it, or train"); });
+      unusable();
+    } else if (known >= 0) {
+      report_.at(Rule::kValidateTwice, rank_, at_,
+                 [&] { return fmt::format("the steps are validated at position {} already; remove one", known); });
+      unusable();
+    } else {
+      known = static_cast<std::int32_t>(at_);
     }
   }
 

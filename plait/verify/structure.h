@@ -29,6 +29,7 @@ struct Structure {
   Places places;
   /// Instructions that no later phase may look at, because their ids are outside the layout.
   std::vector<Place> unusable;
+  std::vector<std::int32_t> validated_at;  ///< per rank: position of its Validate, -1 where there is none
   std::size_t num_sends = 0;
   std::size_t num_receives = 0;
   std::size_t num_waits = 0;

@@ -307,12 +307,48 @@ TEST(Convert, BadInputLeavesNoFile) {
   EXPECT_FALSE(std::filesystem::exists(folder.file("out.plait")));
 }
 
+// Without a barrier the ranks of zb-h2 follow each other 24 ops apart; the makespan has the skew of three.
+TEST(Simulate, PostValidationShortensThePeriod) {
+  for (const bool validates : {false, true}) {
+    std::vector<std::string> words = with({"simulate", "zb-h2", "--format", "json"}, kP4M8);
+    if (validates) words.emplace_back("--post-validation");
+    const Outcome outcome = run_plait(words);
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    const json figures = json::parse(outcome.out);
+    EXPECT_EQ(figures.at("makespan"), 27);
+    EXPECT_EQ(figures.at("period"), validates ? 24 : 27);
+  }
+}
+
+TEST(PostValidation, IsRefusedWhereNothingSteps) {
+  const Outcome outcome = run_plait(with({"schedule", "show", "forward", "--post-validation"}, kP4M8));
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("has forwards only"));
+}
+
+TEST(PostValidation, OfAProgramDemandsOneWithoutANorm) {
+  const TemporaryFolder folder;
+  const Outcome lowered = run_plait(with({"schedule", "lower", "zb-h1", "--format", "text"}, kP4M8));
+  ASSERT_EQ(lowered.exit_code, 0) << lowered.err;
+  write_text(folder.file("waits.plait"), lowered.out);
+  const Outcome refused = run_plait({"schedule", "check", "waits.plait", "--post-validation"}, folder.path());
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_THAT(refused.err, HasSubstr("takes the norm itself"));
+  std::string without = lowered.out;
+  for (const std::string word : {"all_reduce(norm)@0", "wait(all_reduce,norm)"})
+    for (std::size_t at; (at = without.find(word)) != std::string::npos;) without.erase(at, word.size());
+  write_text(folder.file("without.plait"), without);
+  const Outcome proved = run_plait({"schedule", "check", "without.plait", "--post-validation"}, folder.path());
+  EXPECT_EQ(proved.exit_code, 0) << proved.out << proved.err;
+}
+
 TEST(Simulate, HasTheFiguresOfTheStep) {
   const Outcome outcome =
       run_plait(with({"simulate", "1f1b", "--times", "F=1,B=1.2,W=0.8", "--format", "json"}, kP4M8));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const json figures = json::parse(outcome.out);
-  EXPECT_EQ(figures.at("makespan"), 33);   // (m + p - 1)(F + B + W)
+  EXPECT_EQ(figures.at("makespan"), 33);  // (m + p - 1)(F + B + W)
+  EXPECT_EQ(figures.at("period"), 33);
   EXPECT_EQ(figures.at("bubble_max"), 9);  // (p - 1)(F + B + W)
   EXPECT_DOUBLE_EQ(figures.at("bubble_ratio").get<double>(), 9.0 / 33.0);
   EXPECT_EQ(figures.at("transfers").at("count"), 48);

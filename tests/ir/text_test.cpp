@@ -112,7 +112,7 @@ Program everything() {
   using enum OpKind;
   for (const OpKind kind : {kForward, kBackwardInput, kBackwardWeight, kBackward, kRecompute})
     program.rows[2].insert(program.rows[2].end(), {op(kind, 2, 7, 2), op(kind, 2147483647, 2147483647, 2147483647)});
-  program.rows[2].insert(program.rows[2].end(), {Pair{}, Idle{}, Turn{}});
+  program.rows[2].insert(program.rows[2].end(), {Pair{}, Idle{}, Turn{}, Validate{}});
   return program;
 }
 
@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(
         Malformed{
             "key", damaged("mode train", "colour red"), "text.syntax",
             "f:3:1: expected 'rank 0:' or a line of the header (name, mode, ranks, microbatches, slices, layers, head, "
-            "recompute, exchanges, folds, newline, stage, edge, group, set), found 'colour'"},
+            "recompute, exchanges, steps, folds, newline, stage, edge, group, set), found 'colour'"},
         Malformed{"twice", damaged("mode train", "ranks 2\nranks 2"), "text.header",
                   "f:4:1: 'ranks' stands twice; remove one"},
         Malformed{"missing", damaged("microbatches 2\n", ""), "text.header",
@@ -277,9 +277,10 @@ INSTANTIATE_TEST_SUITE_P(
                   "f:15:15: expected a micro-batch (a number), found '2147483648'"},
         Malformed{"negative", damaged("0B0", "0B-1"), "text.syntax",
                   "f:15:15: expected a micro-batch (a number), found '-1'"},
-        Malformed{"word", damaged("0B0", "sned(act,0>1,0)->1"), "text.syntax",
-                  "f:15:13: expected send, recv, wait, free, add, step, batch or the name of a collective, found "
-                  "'sned(act,0>1,0)->1'"},
+        Malformed{
+            "word", damaged("0B0", "sned(act,0>1,0)->1"), "text.syntax",
+            "f:15:13: expected send, recv, wait, free, add, step, validate, batch or the name of a collective, found "
+            "'sned(act,0>1,0)->1'"},
         Malformed{"arrow", damaged("0B0", "send(act,0>1,0)<-1"), "text.syntax",
                   "f:15:28: expected '->' and the peer's rank, found '<-1'"},
         Malformed{

@@ -40,7 +40,7 @@ Instr any_instr(Random& random, const Layout& layout) {
   const RankId peer{loose(random, layout.num_ranks)};
   const auto kind = static_cast<CollectiveKind>(below(random, 6));
   const GroupId group{loose(random, static_cast<int>(layout.groups.size()))};
-  switch (below(random, 14)) {
+  switch (below(random, 15)) {
     case 0: return Pair{};
     case 1: return Turn{};
     case 2: return Idle{};
@@ -56,6 +56,7 @@ Instr any_instr(Random& random, const Layout& layout) {
     case 8: return Free{.value = any_value(random, layout)};
     case 9: return Add{.group = group};
     case 10: return Step{.group = group};
+    case 11: return Validate{};
     default:
       return Op{.kind = static_cast<OpKind>(below(random, 5)),
                 .stage = StageId{loose(random, layout.num_stages())},

@@ -198,7 +198,9 @@ Program random_program(Random& random) {
   static const std::vector<Program> kWritten = written_programs();
   if (below(random, 12) == 0)
     return kWritten[static_cast<std::size_t>(below(random, static_cast<int>(kWritten.size())))];
-  auto program = lower(shuffled(random, random_schedule(random)));
+  Schedule schedule = shuffled(random, random_schedule(random));
+  if (below(random, 3) == 0) schedule.layout.steps = StepOrder::kPostValidated;
+  auto program = lower(schedule);
   return below(random, 3) == 0 ? with_shards(std::move(*program)) : std::move(*program);
 }
 

@@ -17,8 +17,14 @@ using RunKey = std::pair<int, std::size_t>;    // the n-th collective of a rank 
 struct Channel { std::vector<Bag> sent; std::size_t posted = 0; };
 struct Run { std::optional<Collective> what; std::set<int> entered; Bag bag; };
 struct Blocked {}; struct Crash { const char* why; };
+constexpr Symbol kUnknown = 11;  // the norm, where a step does not know it
+struct Trial {                   // a step that is not validated
+  GroupId group;
+  Symbol before = 0, gradient = 0;
+};
 struct Rank {
   std::size_t at = 0;
+  std::vector<Trial> trials;
   std::map<Value, Bag> held;                                   // weights at home too
   std::map<Value, std::deque<Ticket>> coming;                  // posted receives
   std::map<Value, std::pair<CollectiveKind, RunKey>> running;  // collectives not waited for
@@ -192,12 +198,37 @@ class Interpreter {
     if (partials->second.pop_front(), partials->second.empty()) r().coming.erase(partials);
   }
   void step(const Step& x) {
-    demand(!r().running.contains(Value::norm()), "steps before the norm");
-    Symbol& weight = r().home[x.group];
-    weight = mix({weight, total(whole_gradient(x.group)), total(r().held[Value::norm()])});
-    r().held.erase(Value::weight_grad(x.group));
-    r().shards.erase(x.group);
-    if (resident(x.group)) r().held[Value::weight(x.group)] = {weight};
+    const Row& row = p_.rows[me()];
+    const bool knows = r().held.contains(Value::norm()) && !r().running.contains(Value::norm());
+    const bool on_trial = !knows && std::any_of(row.begin() + static_cast<std::ptrdiff_t>(r().at), row.end(),
+                                                [](const Instr& i) { return std::holds_alternative<Validate>(i); });
+    demand(!r().running.contains(Value::norm()) || on_trial, "steps before the norm");
+    const Symbol gradient = total(whole_gradient(x.group));
+    const Symbol before = r().home[x.group];
+    if (on_trial) {
+      r().trials.push_back({.group = x.group, .before = before, .gradient = gradient});
+      become(x.group, mix({before, gradient, kUnknown}));
+      return;  // the gradient stays
+    }
+    become(x.group, mix({before, gradient, total(r().held[Value::norm()])}));
+    end_gradient(x.group);
+  }
+  void end_gradient(GroupId group) {
+    r().held.erase(Value::weight_grad(group));
+    r().shards.erase(group);
+  }
+  void step(const Validate&) {
+    step(WaitCollective{.kind = CollectiveKind::kAllReduce, .value = Value::norm()});
+    const Symbol norm = total(r().held[Value::norm()]);
+    for (const Trial& trial : r().trials) {
+      become(trial.group, mix({trial.before, trial.gradient, norm}));
+      end_gradient(trial.group);
+    }
+    r().trials.clear();
+  }
+  void become(GroupId group, Symbol weight) {
+    r().home[group] = weight;
+    if (resident(group)) r().held[Value::weight(group)] = {weight};
   }
   void finish() {
     if (r().at < p_.rows[me()].size()) out_.end = Meaning::End::kDeadlock;
@@ -206,6 +237,7 @@ class Interpreter {
       leak(resident(g) && r().held.erase(Value::weight(g)) == 0, "lost weight");
     }
     r().held.erase(Value::norm());
+    leak(!r().trials.empty(), "step that is not validated");
     for (const auto& [value, count] : r().copies) leak(count > 0, "copy");
     leak(!r().held.empty() || !r().coming.empty() || !r().running.empty(), "value");
     for (const auto& [value, sends] : r().sends) leak(!sends.empty(), "send");

@@ -61,6 +61,7 @@ void ScheduleChoice::add_to(FlagSet& flags) {
   print("eviction", shape.eviction);
   print("head", shape.head);
   print("memory-limit", shape.memory_limit);
+  flags.add_printer("post-validation", [this] { return nlohmann::ordered_json(shape.post_validation); });
 }
 
 void ScheduleChoice::add_compare_to(FlagSet& flags) {

@@ -118,6 +118,8 @@ class RowBinder {
   Result<BoundRow> run() {
     const Row& row = program_.rows[rank_];
     row_.instrs.reserve(row.size());
+    const auto validates = [](const Instr& instr) { return std::holds_alternative<Validate>(instr); };
+    trial_end_ = static_cast<std::size_t>(std::find_if(row.rbegin(), row.rend(), validates).base() - row.begin());
     for (position_ = 0; position_ < row.size(); ++position_) {
       PLAIT_TRY(BoundInstr bound, bind_one(row[position_]));
       row_.instrs.push_back(bound);
@@ -208,9 +210,13 @@ class RowBinder {
             [&](const Free& free) { return bind_free(instr, free); },
             [&](const Add& add) -> Result<BoundInstr> { return BoundInstr{BoundAdd{.arrivals = take_one(add.group)}}; },
             [&](const Step& step) -> Result<BoundInstr> {
-              steps_follow_norm_ &= norm_done_;
-              return BoundInstr{BoundStep{.group = step.group, .arrivals = take_arrivals(step.group)}};
+              const bool on_trial = !norm_done_ && position_ < trial_end_;
+              steps_follow_norm_ &= norm_done_ || on_trial;
+              return BoundInstr{BoundStep{.group = step.group,
+                                          .arrivals = take_arrivals(step.group),
+                                          .norm = on_trial ? BoundStep::Norm::kValidates : BoundStep::Norm::kKnown}};
             },
+            [&](const Validate&) { return bind_validate(instr); },
             // Pairs and turns order nothing here: a row runs in its order.
             [](const auto&) -> Result<BoundInstr> { return BoundInstr{BoundNothing{}}; },
         },
@@ -439,6 +445,17 @@ class RowBinder {
     return BoundInstr{bound};
   }
 
+  Result<BoundInstr> bind_validate(const Instr& instr) {
+    const auto found = open_collectives_.find({CollectiveKind::kAllReduce, Value::norm()});
+    if (found == open_collectives_.end())
+      return make_error(ErrorCode::kInvalidSchedule, "engine.unmatched",
+                        "rank {}, position {}, {}: no norm was entered before", rank_, position_, describe(instr));
+    const CollectiveId id = found->second;
+    open_collectives_.erase(found);
+    norm_done_ = true;
+    return BoundInstr{BoundValidate{.collective = id}};
+  }
+
   const Program& program_;
   const RouteIds& ids_;
   std::size_t rank_;
@@ -459,6 +476,7 @@ class RowBinder {
   std::vector<Arrival> pending_;
   /// Received or gathered weights that are not freed, oldest first; with what brings them until their first reader.
   std::map<GroupId, std::deque<std::optional<WeightArrival>>> copies_;
+  std::size_t trial_end_ = 0;  ///< steps before this position are validated; 0: none is
   bool norm_done_ = false;
   bool steps_follow_norm_ = true;
 };

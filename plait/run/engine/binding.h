@@ -119,12 +119,17 @@ struct BoundAdd {
 struct BoundStep {
   GroupId group;
   Arrivals arrivals;
+  enum class Norm : std::uint8_t { kKnown, kValidates } norm = Norm::kKnown;  ///< known before, or it validates behind
   friend bool operator==(const BoundStep&, const BoundStep&) = default;
 };
+struct BoundValidate {
+  CollectiveId collective = kAbsent;  ///< of the norm
+  friend bool operator==(const BoundValidate&, const BoundValidate&) = default;
+};
 
-using BoundInstr =
-    std::variant<BoundNothing, BoundOp, BoundSend, BoundReceive, BoundWaitSent, BoundReduceGrad, BoundFinishGrad,
-                 BoundReduceNorm, BoundFinishNorm, BoundAdd, BoundStep, BoundGather, BoundAwaitWeights, BoundFree>;
+using BoundInstr = std::variant<BoundNothing, BoundOp, BoundSend, BoundReceive, BoundWaitSent, BoundReduceGrad,
+                                BoundFinishGrad, BoundReduceNorm, BoundFinishNorm, BoundAdd, BoundStep, BoundGather,
+                                BoundAwaitWeights, BoundFree, BoundValidate>;
 
 struct Arrival {
   GroupId group;
@@ -164,7 +169,7 @@ struct BoundProgram {
   Routes routes;
   std::vector<EdgeTensors> edges;
   std::vector<BoundRow> rows;
-  bool has_norm = false;  ///< every Step stands behind a finished reduction of the norm
+  bool has_norm = false;  ///< every Step stands behind a finished reduction of the norm, or is validated by one
 };
 
 /// Resolves all names of a program to slots, transfers and collectives, so that running it looks nothing up.

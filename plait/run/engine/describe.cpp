@@ -31,6 +31,7 @@ struct Words {
     return fmt::format("add of the gradient of group {}", add.group.value());
   }
   std::string operator()(const Step& step) const { return fmt::format("step of group {}", step.group.value()); }
+  std::string operator()(const Validate&) const { return "validation of the steps"; }
 };
 
 }  // namespace

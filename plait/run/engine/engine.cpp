@@ -116,7 +116,8 @@ class RankEngine final : public Engine {
     PLAIT_TRY(auto run, prepare(std::move(program)));
     if (run->program.layout.mode == Mode::kTrain && options_.optimizer.clip && !run->bound.has_norm)
       return make_error(ErrorCode::kUnsupported, "engine.no_norm",
-                        "the program steps before the global norm is known; clip with none, or lower it anew");
+                        "the program steps before the global norm is known and never validates that; give "
+                        "--post-validation, or clip with none");
     on_ranks([&](RankId rank) {
       workers_[rank.index()] =
           std::make_unique<RankWorker>(rank, run->program.layout, run->bound.rows[rank.index()].stages, config_,

@@ -46,6 +46,14 @@ void LateTotals::take_norm(const at::Tensor& summed, std::optional<double> clip_
   if (clip_norm) clip.copy_(((norm + kTinyNorm).reciprocal() * *clip_norm).clamp_max(1.0));
 }
 
+at::Tensor LateTotals::undoes() const {
+  return at::isfinite(norm).logical_not().logical_or(clip < 1.0);
+}
+
+at::Tensor LateTotals::steps_once() const {
+  return at::isfinite(norm).logical_and(clip < 1.0).logical_not().to(at::kFloat).reshape({1});
+}
+
 at::Tensor square_sum_on_device(const at::Tensor& tensor) {
   return at::square(at::linalg_vector_norm(tensor, 2, {}, /*keepdim=*/false, at::kDouble));
 }

@@ -28,6 +28,12 @@ struct LateTotals {
   void give_squares(const at::Tensor& summand) const;
   /// \param summed  over all ranks
   void take_norm(const at::Tensor& summed, std::optional<double> clip_norm);
+
+  // Of steps that did not know the norm, behind take_norm.
+  /// [] bool: they do not stand.
+  [[nodiscard]] at::Tensor undoes() const;
+  /// [1] fp32, as `not_finite`: 1 if nothing is to be stepped again.
+  [[nodiscard]] at::Tensor steps_once() const;
 };
 
 /// Sum of squares in fp64 as a scalar on the tensor's device.

@@ -5,7 +5,9 @@
 
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -97,9 +99,42 @@ void RankOptimizer::step_batch(Batch& batch, double learning_rate, const std::op
                       /*grad_scale=*/{}, not_finite);
       break;
   }
-  for (const Parameter* parameter : batch.parameters)
+  batch.refresh_compute();
+}
+
+std::vector<at::Tensor> RankOptimizer::Batch::state() const {
+  std::vector<at::Tensor> all = masters;
+  all.insert(all.end(), exp_avgs.begin(), exp_avgs.end());
+  all.insert(all.end(), exp_avg_sqs.begin(), exp_avg_sqs.end());
+  return all;
+}
+
+void RankOptimizer::Batch::refresh_compute() const {
+  for (const Parameter* parameter : parameters)
     if (parameter->compute.defined() && !parameter->compute.is_same(parameter->master))
       parameter->compute.copy_(parameter->master);
+}
+
+void RankOptimizer::keep(std::size_t group) {
+  for (Batch& batch : groups_[group]) {
+    batch.kept.clear();
+    for (const at::Tensor& tensor : batch.state())
+      batch.kept.push_back(at::clone(tensor, at::MemoryFormat::Contiguous));
+  }
+}
+
+void RankOptimizer::undo(std::size_t group, const std::optional<at::Tensor>& condition) {
+  for (Batch& batch : groups_[group]) {
+    const std::vector<at::Tensor> state = batch.state();
+    PLAIT_CHECK(batch.kept.size() == state.size(), "nothing was kept of group {}", group);
+    for (std::size_t i = 0; i < state.size(); ++i)
+      state[i].copy_(condition ? at::where(*condition, batch.kept[i], state[i]) : batch.kept[i]);
+    batch.refresh_compute();
+  }
+}
+
+void RankOptimizer::forget(std::size_t group) {
+  for (Batch& batch : groups_[group]) batch.kept.clear();
 }
 
 void RankOptimizer::set_steps_done(std::int64_t steps) {

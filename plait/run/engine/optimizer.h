@@ -40,6 +40,12 @@ class RankOptimizer {
   /// \param not_finite  where it is 1 nothing is updated; none = it is finite
   void step(std::size_t group, double learning_rate, const std::optional<at::Tensor>& not_finite = std::nullopt);
 
+  /// Copies the group's masters and moments, until they are undone to or forgotten. What was copied before is replaced.
+  void keep(std::size_t group);
+  /// The group is to the bit what it was at the last keep; on a condition that lies on the device ([] bool) if one is given.
+  void undo(std::size_t group, const std::optional<at::Tensor>& condition = std::nullopt);
+  void forget(std::size_t group);
+
   void set_steps_done(std::int64_t steps);
   [[nodiscard]] Moments moments(const Parameter& parameter) const;
   void reset_moments();
@@ -54,6 +60,10 @@ class RankOptimizer {
     std::vector<at::Tensor> exp_avgs;
     std::vector<at::Tensor> exp_avg_sqs;
     std::vector<at::Tensor> steps;  ///< the same one-element tensor for all
+    std::vector<at::Tensor> kept;   ///< of keep: masters, exp_avgs, exp_avg_sqs one behind the other; else none
+    /// What a step changes, in that order.
+    [[nodiscard]] std::vector<at::Tensor> state() const;
+    void refresh_compute() const;
   };
   void step_batch(Batch& batch, double learning_rate, const std::optional<at::Tensor>& not_finite);
 

@@ -22,6 +22,18 @@ std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
+/// The root of the sum, in the order of the parameters.
+double norm_of(const at::Tensor& squares) {
+  const auto* square = squares.const_data_ptr<double>();
+  double sum = 0;
+  for (std::int64_t place = 0; place < squares.numel(); ++place) sum += square[place];
+  return std::sqrt(sum);
+}
+
+double clip_factor_for(double norm, std::optional<double> clip) {
+  return clip ? std::min(1.0, *clip / (norm + kTinyNorm)) : 1.0;
+}
+
 }  // namespace
 
 /// Receives tensors of a group into the buffer that its receive took.
@@ -186,6 +198,8 @@ bool RowRunner::execute(const BoundReduceNorm& reduce) {
   const bool loss_is_finite =
       std::all_of(run_.losses.begin(), run_.losses.end(), [](double loss) { return std::isfinite(loss); });
   if (!loss_is_finite) squares[0] = std::numeric_limits<double>::quiet_NaN();
+  const double own = norm_of(run_.squares);
+  holds_back_ = !std::isfinite(own) || clip_factor_for(own, context_.clip) < 1;
   transport_.enter(reduce.collective, worker_.rank_, {&run_.squares, 1});
   if (route_of(reduce.collective).members.size() > 1) moved_ = Bytes{static_cast<std::int64_t>(run_.squares.nbytes())};
   return true;
@@ -202,21 +216,22 @@ void RowRunner::give_squares_late() {
 }
 
 bool RowRunner::execute(const BoundFinishNorm& finish) {
-  if (!await_collective(finish.collective)) return false;
+  return finish_norm(finish.collective);
+}
+
+bool RowRunner::finish_norm(CollectiveId collective) {
+  if (!await_collective(collective)) return false;
   if (run_.late) {
     run_.late->take_norm(run_.squares, context_.clip);
     worker_.optimizer_->take_back_step_if(run_.late->not_finite);
     return true;
   }
-  const auto* squares = run_.squares.const_data_ptr<double>();
-  double sum = 0;
-  for (std::int64_t place = 0; place < run_.squares.numel(); ++place) sum += squares[place];
-  run_.grad_norm = std::sqrt(sum);
+  run_.grad_norm = norm_of(run_.squares);
   if (!std::isfinite(run_.grad_norm)) {
     worker_.refuse_update();
     return true;
   }
-  if (context_.clip) worker_.clip_factor_ = std::min(1.0, *context_.clip / (run_.grad_norm + kTinyNorm));
+  worker_.clip_factor_ = clip_factor_for(run_.grad_norm, context_.clip);
   return true;
 }
 
@@ -227,19 +242,80 @@ bool RowRunner::execute(const BoundStep& step) {
     if (!await_collective(collective)) return false;
   group.lent.clear();
   if (group.is_whole()) group.fold();
-  if (worker_.refuses_update_) return true;
+  PLAIT_CHECK(worker_.optimizer_.has_value(), "a step in a program without training");
+  if (step.norm == BoundStep::Norm::kKnown)
+    update(step.group);
+  else
+    try_update(step.group);
+  return true;
+}
+
+/// Steps a group by the norm, unless that is not finite.
+void RowRunner::update(GroupId group) {
+  if (worker_.refuses_update_) return;
+  const std::vector<Parameter*>& parameters = worker_.groups_[group.index()].parameters();
   if (run_.late && context_.clip) {
     const KernelScope timed(KernelKind::kClip);
-    for (const Parameter* parameter : group.parameters()) parameter->grads.front().mul_(run_.late->clip);
+    for (const Parameter* parameter : parameters) parameter->grads.front().mul_(run_.late->clip);
   } else if (worker_.clip_factor_ < 1) {
     const KernelScope timed(KernelKind::kClip);
-    for (const Parameter* parameter : group.parameters()) parameter->grads.front().mul_(worker_.clip_factor_);
+    for (const Parameter* parameter : parameters) parameter->grads.front().mul_(worker_.clip_factor_);
   }
-  PLAIT_CHECK(worker_.optimizer_.has_value(), "a step in a program without training");
   const KernelScope timed(KernelKind::kOptimizer);
-  worker_.optimizer_->step(step.group.index(), context_.learning_rate,
+  worker_.optimizer_->step(group.index(), context_.learning_rate,
                            run_.late ? std::optional(run_.late->not_finite) : std::nullopt);
+}
+
+/// Steps a group as if the norm were to let its gradients be, and keeps what undoes it.
+void RowRunner::try_update(GroupId group) {
+  trials_.push_back(Trial{.group = group, .state = holds_back_ ? Trial::State::kHeldBack : Trial::State::kStepped});
+  if (holds_back_) return;
+  const KernelScope timed(KernelKind::kOptimizer);
+  worker_.optimizer_->keep(group.index());
+  worker_.optimizer_->step(group.index(), context_.learning_rate);
+}
+
+bool RowRunner::execute(const BoundValidate& validate) {
+  if (!finish_norm(validate.collective)) return false;
+  for (const Trial& trial : trials_) {
+    if (run_.late)
+      judge_late(trial.group);
+    else
+      judge(trial);
+  }
+  trials_.clear();
   return true;
+}
+
+void RowRunner::judge(const Trial& trial) {
+  const bool has_stepped = trial.state == Trial::State::kStepped;
+  if (has_stepped && !worker_.refuses_update_ && worker_.clip_factor_ == 1) {
+    worker_.optimizer_->forget(trial.group.index());
+    return;
+  }
+  if (has_stepped) {
+    const KernelScope timed(KernelKind::kOptimizer);
+    worker_.optimizer_->undo(trial.group.index());
+    worker_.optimizer_->forget(trial.group.index());
+  }
+  update(trial.group);
+}
+
+/// The host does not know the norm: what it demands is done on the device, or not.
+void RowRunner::judge_late(GroupId group) {
+  {
+    const KernelScope timed(KernelKind::kOptimizer);
+    worker_.optimizer_->undo(group.index(), run_.late->undoes());
+    worker_.optimizer_->forget(group.index());
+  }
+  if (!context_.clip) return;
+  {
+    const KernelScope timed(KernelKind::kClip);
+    for (const Parameter* parameter : worker_.groups_[group.index()].parameters())
+      parameter->grads.front().mul_(run_.late->clip);
+  }
+  const KernelScope timed(KernelKind::kOptimizer);
+  worker_.optimizer_->step(group.index(), context_.learning_rate, run_.late->steps_once());
 }
 
 }  // namespace plait

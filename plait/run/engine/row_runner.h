@@ -31,6 +31,7 @@ class RowRunner {
   bool execute(const BoundFinishNorm& finish);
   bool execute(const BoundAdd& add) { return add_arrivals(add.arrivals); }
   bool execute(const BoundStep& step);
+  bool execute(const BoundValidate& validate);
 
   bool forward(const BoundOp& op, const SliceData& data);
   bool recompute(const BoundOp& op, const SliceData& data);
@@ -53,6 +54,9 @@ class RowRunner {
   bool read_weights(const FirstReads& reads);
   bool begin_contributions(int stage);
   void give_squares_late();
+  bool finish_norm(CollectiveId collective);
+  void update(GroupId group);
+  void try_update(GroupId group);
   bool add_arrivals(const Arrivals& arrivals);
   bool send_weights(const BoundSend& send);
   bool send_gradient(const BoundSend& send);
@@ -85,6 +89,17 @@ class RowRunner {
   Clock::time_point started_;  ///< of the current instruction
   Bytes moved_;                ///< by the current instruction
   Error failure_;
+
+  /// A step that stands before the norm is known.
+  struct Trial {
+    GroupId group;
+    enum class State : std::uint8_t { kStepped, kHeldBack } state = State::kStepped;
+  };
+  void judge(const Trial& trial);
+  void judge_late(GroupId group);
+  std::vector<Trial> trials_;
+  /// This rank's own gradients say already that a step without the norm would not stand.
+  bool holds_back_ = false;
 };
 
 }  // namespace plait

@@ -13,7 +13,7 @@ namespace {
 bool is_transfer(const Instr& instr) {
   return std::holds_alternative<Send>(instr) || std::holds_alternative<Recv>(instr) ||
          std::holds_alternative<WaitSend>(instr) || std::holds_alternative<Collective>(instr) ||
-         std::holds_alternative<WaitCollective>(instr);
+         std::holds_alternative<WaitCollective>(instr) || std::holds_alternative<Validate>(instr);
 }
 
 Nanos length_of(const KernelEvent& event) {

@@ -78,6 +78,11 @@ class RowMemory {
     memory.during.reserve(row_.size());
     memory.behind.reserve(row_.size());
     for (Group& group : groups_) group.begin_step();
+    const auto trial_end =
+        std::find_if(row_.begin(), row_.end(), [](const Instr& i) { return std::holds_alternative<Validate>(i); });
+    steps_on_trial_ = trial_end == row_.end() ? 0 : std::count_if(row_.begin(), trial_end, [](const Instr& i) {
+      return std::holds_alternative<Step>(i);
+    });
     for (const Instr& instr : row_) {
       ledger_.restart();
       std::visit([this](const auto& one) { execute(one); }, instr);
@@ -350,6 +355,13 @@ class RowMemory {
     add_arrivals(step.group);
     Group& group = groups_[step.group.index()];
     if (group.is_whole()) group.fold();
+    if (steps_on_trial_ > 0) {
+      --steps_on_trial_;
+      group.keep_undo();
+    }
+  }
+  void execute(const Validate& /*of all steps before it*/) {
+    for (Group& group : groups_) group.drop_undo();
   }
   template <class Other>
   void execute(const Other& /*orders nothing*/) {}
@@ -371,6 +383,7 @@ class RowMemory {
   std::vector<GroupId> pending_;          ///< gradients that arrive
   std::vector<std::deque<Copy>> copies_;  ///< per group, oldest first
   std::vector<std::deque<Open>> reductions_;
+  std::ptrdiff_t steps_on_trial_ = 0;  ///< steps to come that are validated behind them
 };
 
 }  // namespace

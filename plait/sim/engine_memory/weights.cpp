@@ -112,18 +112,28 @@ Group::Group(RankId rank, const Layout& layout, GroupId id, const ModelShape& sh
         if (narrow) stand(held.size, master_bytes_, Use::kOptimizer);
         for (Tensor& gradient : held.gradients)
           gradient = make_block(ledger_, held.size * master_bytes_, Use::kGradients);
-        for (const std::int64_t member : storage.members)
+        for (const std::int64_t member : storage.members) {
           for (int moment = 0; trains && moment < 2; ++moment) stand(member, master_bytes_, Use::kOptimizer);
+          kept_.push_back(member);
+        }
       } else if (num_shares_ > 1) {
         for (const std::int64_t member : storage.members) {
           const std::int64_t shard = (place + 1) * member / homes - place * member / homes;
           stand(shard, master_bytes_, Use::kWeights);
           stand(shard, master_bytes_, Use::kGradients);
           for (int moment = 0; trains && moment < 2; ++moment) stand(shard, master_bytes_, Use::kOptimizer);
+          kept_.push_back(shard);
         }
       }
     }
   }
+}
+
+void Group::keep_undo() {
+  constexpr int kMasterAndMoments = 3;
+  for (const std::int64_t elements : kept_)
+    for (int tensor = 0; tensor < kMasterAndMoments; ++tensor)
+      undo_.push_back(make_block(ledger_, elements * master_bytes_, Use::kOptimizer));
 }
 
 Tensors Group::new_weights(Use use) const {

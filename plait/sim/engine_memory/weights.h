@@ -39,6 +39,9 @@ class Group {
   Tensors take_partial(Use use_of_copy, bool copies_here);
   void add_partial(Tensors partial);
   [[nodiscard]] Tensors partial() const;
+  /// A step that is validated later keeps masters and moments as they were.
+  void keep_undo();
+  void drop_undo() { undo_.clear(); }
 
  private:
   struct Held {
@@ -55,6 +58,8 @@ class Group {
   std::vector<Held> held_;
   Tensors static_;
   Tensors weights_;
+  Tensors undo_;
+  std::vector<std::int64_t> kept_;  ///< elements of each tensor that is stepped here
   std::int64_t weight_bytes_ = 0;
   std::int64_t gradient_bytes_ = 0;
   bool folded_ = false;

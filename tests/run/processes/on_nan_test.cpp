@@ -11,7 +11,7 @@ TEST(NotFinite, IsPassedOverByAllProcessesTogether) {
   const TestFolder folder;
   const JobResult result = run_job(4, {PLAIT_PROBE, "not-finite", folder.path().string()});
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  EXPECT_THAT(result.out, testing::HasSubstr("cases 4")) << result.err;
+  EXPECT_THAT(result.out, testing::HasSubstr("cases 8")) << result.err;
 }
 
 }  // namespace

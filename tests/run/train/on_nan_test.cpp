@@ -23,8 +23,9 @@ class OnNanTest : public ::testing::TestWithParam<Spoilt> {
   void SetUp() override { fs::remove_all(folder_); }
   void TearDown() override { fs::remove_all(folder_); }
 
-  Result<TrainSummary> run(const std::string& name, TokenRows rows, std::int64_t steps, OnNan on_nan) {
-    const auto job = spoilt_job(std::move(rows));
+  Result<TrainSummary> run(const std::string& name, TokenRows rows, std::int64_t steps, OnNan on_nan,
+                           StepOrder order = StepOrder::kBehindNorm) {
+    const auto job = spoilt_job(std::move(rows), order);
     if (!job) return job.error();
     notes_ = {};
     return train(*job, spoilt_options(folder_ / name, steps, on_nan, GetParam()), notes_, [] { return false; });
@@ -74,6 +75,15 @@ TEST_P(OnNanTest, SkipPassesOverTheBatchAndCountsIt) {
   EXPECT_EQ(notes_.notes.size(), 3U);
   EXPECT_THAT(notes_.notes[0], HasSubstr("its 8 rows are passed over and nothing is updated"));
   EXPECT_THAT(notes_.notes[0], HasSubstr("its rows are rows, rows 24, 25, 26, 27, 28, 29, 30 and 31;"));
+  expect_as_without("run", {3, 4, 7});
+}
+
+TEST_P(OnNanTest, StepsThatAreValidatedArePassedOverAlike) {
+  const auto result = run("run", spoilt_rows(12, {3, 4, 7}), 6, OnNan::kSkip, StepOrder::kPostValidated);
+  ASSERT_TRUE(result) << result.error().message;
+  EXPECT_THAT(lines("run"), ElementsAre(std::pair(1, 0), std::pair(2, 0), std::pair(3, 0), std::pair(4, 2),
+                                        std::pair(5, 0), std::pair(6, 1)));
+  EXPECT_EQ(notes_.notes.size(), 3U);
   expect_as_without("run", {3, 4, 7});
 }
 

@@ -33,8 +33,11 @@ inline TokenRows spoilt_rows(std::int64_t num_steps, const std::set<std::int64_t
 }
 
 /// The steps of a tiny run over four ranks.
-inline Result<TrainJob> spoilt_job(TokenRows rows) {
-  PLAIT_TRY(VerifiedProgram program, program_of("1f1b", {.ranks = 4, .microbatches = 4, .layers = 4}));
+inline Result<TrainJob> spoilt_job(TokenRows rows, StepOrder steps = StepOrder::kBehindNorm) {
+  PLAIT_TRY(Schedule schedule, build_schedule("1f1b", {.ranks = 4, .microbatches = 4, .layers = 4}));
+  schedule.layout.steps = steps;
+  PLAIT_TRY(Program lowered, lower(schedule));
+  PLAIT_TRY(VerifiedProgram program, prove(std::move(lowered)));
   const Split split = split_rows(rows.num_rows, 0);
   return TrainJob{.model = tiny_config(4, HeadTying::kUntied),
                   .program = std::move(program),
