@@ -71,6 +71,7 @@ struct Print {
   std::string operator()(const Free&) const { return "free"; }
   std::string operator()(const Add&) const { return "add"; }
   std::string operator()(const Step& step) const { return fmt::format("step{}", step.group.value()); }
+  std::string operator()(const Validate&) const { return "validate"; }
 };
 
 std::string print(const Layout& layout, const Row& row) {

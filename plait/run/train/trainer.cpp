@@ -389,7 +389,8 @@ Result<> Run::pass_over(const StepResult& result) {
   ++skipped_;
   const std::string rows = fmt::format("its {} rows are passed over", rows_per_step());
   if (options_.on_nan == OnNan::kSkip) {
-    if (result.updated) return stop("this program steps before its norm is known; give --post-validation, or --on-nan rollback");
+    if (result.updated)
+      return stop("this program steps before its norm is known; give --post-validation, or --on-nan rollback");
     observer_.on_note(fmt::format("{}; {} and nothing is updated", what, rows));
     return {};
   }
