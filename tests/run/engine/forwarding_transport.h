@@ -11,7 +11,7 @@ namespace plait::testing {
 /// Hands everything on; a test's fault overrides what it disturbs.
 class ForwardingTransport : public Transport {
  public:
-  explicit ForwardingTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+  explicit ForwardingTransport(std::shared_ptr<Transport> inner) : inner_(std::move(inner)) {}
   [[nodiscard]] const Routes& routes() const override { return inner_->routes(); }
   void begin_step() override { inner_->begin_step(); }
   void send(TransferId id, Message&& message) override { inner_->send(id, std::move(message)); }
@@ -29,8 +29,11 @@ class ForwardingTransport : public Transport {
   [[nodiscard]] RankId awaited(CollectiveId id, RankId member) const override { return inner_->awaited(id, member); }
   void stop() override { inner_->stop(); }
 
+ protected:
+  [[nodiscard]] Transport& inner() { return *inner_; }
+
  private:
-  std::unique_ptr<Transport> inner_;
+  std::shared_ptr<Transport> inner_;
 };
 
 }  // namespace plait::testing

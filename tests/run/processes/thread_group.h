@@ -2,6 +2,8 @@
 
 #include "plait/run/engine/process_group.h"
 
+#include "tests/run/engine/forwarding_transport.h"
+
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>
@@ -98,31 +100,16 @@ class ThreadGroup final : public ProcessGroup {
 };
 
 /// One thread's view of a transport that all have in common.
-class CommonTransport final : public Transport {
+class CommonTransport final : public ForwardingTransport {
  public:
-  CommonTransport(std::shared_ptr<Transport> common, ProcessGroup& group) : common_(std::move(common)), group_(group) {}
-  [[nodiscard]] const Routes& routes() const override { return common_->routes(); }
+  CommonTransport(std::shared_ptr<Transport> common, ProcessGroup& group)
+      : ForwardingTransport(std::move(common)), group_(group) {}
   /// Once all are through with the step before, as each process is with its own.
   void begin_step() override {
-    if (group_.meet() && group_.index() == 0) common_->begin_step();
+    if (group_.meet() && group_.index() == 0) inner().begin_step();
   }
-  void send(TransferId id, Message&& message) override { common_->send(id, std::move(message)); }
-  void post_receive(TransferId id) override { common_->post_receive(id); }
-  WaitStatus receive(TransferId id, Message& message, Clock::time_point deadline) override {
-    return common_->receive(id, message, deadline);
-  }
-  WaitStatus wait_sent(TransferId id, Clock::time_point deadline) override { return common_->wait_sent(id, deadline); }
-  void enter(CollectiveId id, RankId member, std::span<const at::Tensor> tensors) override {
-    common_->enter(id, member, tensors);
-  }
-  WaitStatus finish(CollectiveId id, RankId member, Clock::time_point deadline) override {
-    return common_->finish(id, member, deadline);
-  }
-  [[nodiscard]] RankId awaited(CollectiveId id, RankId member) const override { return common_->awaited(id, member); }
-  void stop() override { common_->stop(); }
 
  private:
-  std::shared_ptr<Transport> common_;
   ProcessGroup& group_;
 };
 
